@@ -1,0 +1,577 @@
+"""Which pods are on this node: list and watch of the Kubernetes API, kept up to date by threads of its own.
+
+One thread for each kind of object; each publishes a whole mapping by replacing one reference. `read()` is called by the sampler's thread
+and does no I/O: it answers the newest mappings, or raises `SourceError` while the watch of pods or of the Node object is broken. What was
+known before stays readable by `last_reading()`.
+
+Protocol: https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes. Of the kubernetes package the
+configuration, credentials and connections are used, not the models (22 MiB more, three times the CPU time) nor its Watch (a KeyError on
+an expired version, in 37.0).
+"""
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import urllib3
+import yaml
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import HTTPError
+from urllib3.response import BaseHTTPResponse
+
+from exporter import __version__
+from exporter.clock import Clock
+from exporter.snapshot import KubernetesReading
+from exporter.sources import SourceError
+from exporter.sources.kubernetes_objects import (
+    Json,
+    current_devices,
+    may_be_used_on,
+    parse_claim,
+    parse_node,
+    parse_pod,
+    parse_slice,
+)
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MAX_BACKOFF_SECONDS = 30.0
+_MAX_RETRY_AFTER_SECONDS = 300.0
+_MIN_WATCH_SECONDS = 1.0
+_WATCH_SECONDS = (300, 600)
+_FAILURES_BEFORE_RELIST = 3
+
+_READ_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 26
+_MAX_ERROR_BYTES = 1 << 16
+_MAX_UIDS_LOGGED = 1000
+
+_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
+
+_KEEPALIVE = [
+    *HTTPConnection.default_socket_options,
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+
+
+def api_client(*, host: str | None = None, kubeconfig: Path | None = None) -> ApiClient:
+    """Answer a client of the API server at `host`, else of the one that `kubeconfig` names, else of the cluster this process runs in.
+
+    Raises SourceError where the configuration cannot be read.
+    """
+    configuration = Configuration()
+    try:
+        if host is not None:
+            configuration.host = host
+            configuration.proxy = None
+        elif kubeconfig is not None:
+            load_kube_config(config_file=str(kubeconfig), client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
+        else:
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except (ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, KeyError) as error:
+        where = f"kubeconfig {kubeconfig}" if kubeconfig is not None else "the configuration of this pod"
+        hint = "" if kubeconfig is not None else "; outside a cluster set --kubeconfig"
+        raise SourceError(f"{where} cannot be used ({error}){hint}") from error
+    configuration.socket_options = _KEEPALIVE
+    client = ApiClient(configuration)
+    client.user_agent = f"fgpu-exporter/{__version__}"
+    return client
+
+
+class _AttemptError(Exception):
+    """A request failed. The text says why; the server may have said when to come back."""
+
+    def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after_seconds = min(retry_after_seconds, _MAX_RETRY_AFTER_SECONDS)
+
+
+class _NotServedError(_AttemptError):
+    """The server does not know this kind of object in this version."""
+
+
+class _ForbiddenError(_AttemptError):
+    """The credentials do not suffice."""
+
+
+class _ExpiredError(Exception):
+    """The server no longer has the version asked for: list anew."""
+
+
+class _UndecodableError(Exception):
+    """The server sent what is not an event: where it would go on is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Resource(Generic[T]):
+    """A kind of object to watch, and how objects become facts."""
+
+    name: str
+    paths: tuple[str, ...]
+    """One for each version of the API, the newest first."""
+    parse: Callable[[Json], T]
+    key: Callable[[T], str]
+    is_ours: Callable[[Json], bool]
+    field_selector: str | None = None
+
+
+class _Connection:
+    """Requests to the API server. Belongs to one thread, `interrupt` apart."""
+
+    def __init__(self, api: Callable[[], ApiClient], timeout: urllib3.Timeout) -> None:
+        self._api = api
+        self._timeout = timeout
+        self._client: ApiClient | None = None
+        self._response: BaseHTTPResponse | None = None
+        self._interrupted = False
+
+    def get(self, path: str, query: Mapping[str, str]) -> BaseHTTPResponse:
+        """Answer a response whose body has not been read. Raises _AttemptError, or _ExpiredError for a version that is gone."""
+        try:
+            client = self._client = self._client or self._api()
+            # Tokens are rotated: the package reads them anew here, once a minute.
+            credentials = {setting["key"]: setting["value"] for setting in client.configuration.auth_settings().values()}
+        except (SourceError, ConfigException, OSError) as error:
+            raise _AttemptError(str(error)) from error
+        host = client.configuration.host
+        try:
+            # Not ApiClient.call_api: its signature differs between versions of the package, and it retries unasked.
+            response: BaseHTTPResponse = client.rest_client.pool_manager.request(
+                "GET",
+                host + path,
+                fields=query,
+                headers={**client.default_headers, "Accept": "application/json", **credentials},
+                timeout=self._timeout,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+        except HTTPError as error:
+            raise _AttemptError(f"{host} does not answer ({_cause(error)})") from error
+        self._response = response
+        if self._interrupted:
+            response.close()
+            raise _AttemptError("no longer wanted")
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            self._client = None  # the next one reads rotated credentials
+        if response.status != HTTPStatus.OK:
+            raise _refusal(response.status, self._read_refusal(response), response.headers.get("Retry-After"))
+        return response
+
+    def read_body(self, response: BaseHTTPResponse) -> bytes:
+        """Answer the whole body. Raises _AttemptError where it breaks off."""
+        try:
+            return response.read()
+        except (HTTPError, OSError) as error:
+            raise _AttemptError(f"the answer broke off ({_cause(error)})") from error
+
+    def read_lines(self, response: BaseHTTPResponse) -> Generator[bytes]:
+        """Answer the lines of the body as they come. A body that breaks off or falls silent ends; a torn last line is left out."""
+        rest = b""
+        try:
+            while chunk := response.read1(_READ_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise _UndecodableError(f"an event of more than {_MAX_LINE_BYTES >> 20} MiB")
+        except (HTTPError, OSError, ValueError) as error:  # ValueError: closed by `interrupt`
+            _log.debug("state=ended reason=%r", _cause(error))
+        finally:
+            response.close()
+
+    def interrupt(self) -> None:
+        """End the read that blocks in another thread, and any later one."""
+        self._interrupted = True
+        if (response := self._response) is not None:
+            try:
+                response.shutdown()
+            except (RuntimeError, ValueError, OSError) as error:
+                _log.debug("state=closed reason=%r", str(error))
+
+    def _read_refusal(self, response: BaseHTTPResponse) -> Json:
+        try:
+            return _decode_object(response.read(_MAX_ERROR_BYTES))
+        except (HTTPError, OSError, _UndecodableError):
+            return {}
+        finally:
+            response.close()
+
+
+class _Watch(Generic[T]):
+    """One kind of object: listed, then watched, for ever, by one thread. Attributes without underscore may be read by any thread."""
+
+    def __init__(self, resource: _Resource[T], connection: _Connection, clock: Clock, jitter: Random, stop: threading.Event) -> None:
+        self.resource = resource
+        self.objects: Mapping[str, T] | None = None
+        """What the server said last, never changed but replaced; None: never listed."""
+        self.failure: str | None = "not read yet"
+        """Why what is known may be old; None: a watch is open."""
+        self.processed_version: str | None = None
+        """resourceVersion of the last list, event or bookmark that `objects` holds."""
+        self.malformed_total = 0
+        self._connection = connection
+        self._clock = clock
+        self._jitter = jitter
+        self._stop = stop
+        self._thread: threading.Thread | None = None
+        self._path_index = 0
+        self._resume_from: str | None = None
+        self._failures = 0
+        self._expirations = 0
+        self._uids_logged: set[str] = set()
+
+    def start(self) -> None:
+        """Start the thread, or a new one where an unforeseen error has ended it."""
+        if not self._stop.is_set() and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._run, name=f"watch-{self.resource.name}", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End a read that blocks."""
+        self._connection.interrupt()
+
+    def join(self, timeout_seconds: float) -> None:
+        """Wait for the thread's end."""
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        self._resume_from = None
+        try:
+            while not self._stop.is_set():
+                self._wait(self._advance())
+        finally:
+            if not self._stop.is_set():
+                self.failure = "the watch ended by an error that was not foreseen; the log has it"
+
+    def _wait(self, seconds: float) -> None:
+        if seconds > 0:
+            self._clock.wait(self._stop, seconds)
+
+    def _advance(self) -> float:
+        """List where that is due, then watch until it ends. Answer how many seconds to wait before the next attempt."""
+        try:
+            if self._resume_from is None:
+                self._list()
+            return self._follow()
+        except _ExpiredError as expired:
+            if self._expirations == 0:
+                _log.info("resource=%s state=expired resource_version=%s reason=%r", self.resource.name, self._resume_from, str(expired))
+            self._resume_from = None
+            self._expirations += 1
+            return self._jitter.uniform(0, _backoff_seconds(self._expirations))
+        except _UndecodableError as error:
+            self._resume_from = None
+            return self._fail(f"an answer cannot be decoded: {error}", 0)
+        except _NotServedError as error:
+            self._resume_from = None
+            self._path_index = (self._path_index + 1) % len(self.resource.paths)
+            return self._fail(str(error), 0) if self._path_index == 0 else 0
+        except _AttemptError as error:
+            return self._fail(str(error), error.retry_after_seconds)
+
+    def _fail(self, reason: str, retry_after_seconds: float) -> float:
+        if self._stop.is_set():
+            return 0
+        if self.failure != reason:
+            _log.warning("resource=%s state=lost reason=%r", self.resource.name, reason)
+        self.failure = reason
+        self._failures += 1
+        if self._failures % _FAILURES_BEFORE_RELIST == 0:
+            # A version that this server never reaches (another replica's, or from before a restored backup) must not be asked for ever.
+            self._resume_from = None
+        return max(_backoff_seconds(self._failures) * self._jitter.uniform(0.5, 1), retry_after_seconds)
+
+    def _get(self, verb: str, query: Mapping[str, str]) -> BaseHTTPResponse:
+        selector = {"fieldSelector": self.resource.field_selector} if self.resource.field_selector else {}
+        try:
+            return self._connection.get(self.resource.paths[self._path_index], {**selector, **query})
+        except _ForbiddenError as error:
+            raise _AttemptError(
+                f"may not {verb} {self.resource.name}: grant this service account the verbs list and watch on them ({error})"
+            ) from error
+
+    def _list(self) -> None:
+        # Version 0 is answered from the server's memory. Where that is behind, so that its version has expired again, ask for the newest.
+        newest = self._expirations > 1
+        response = self._get("list", {} if newest else {"resourceVersion": "0"})
+        answer = _decode_object(self._connection.read_body(response))
+        if "items" not in answer:
+            raise _AttemptError("the answer to a list has no items: is this an API server?")
+        items = answer["items"]
+        objects: dict[str, T] = {}
+        for item in items if isinstance(items, list) else ():
+            if (entry := self._parse(item)) is not None and self.resource.is_ours(item):
+                objects[entry[0]] = entry[1]
+        self.objects = MappingProxyType(objects)
+        self.processed_version = self._resume_from = _version(answer) or ""  # without a version a watch starts with what exists
+
+    def _follow(self) -> float:
+        started = self._clock.monotonic()
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._resume_from or "",
+            "timeoutSeconds": str(self._jitter.randint(*_WATCH_SECONDS)),
+        }
+        response = self._get("watch", query)
+        if self.failure is not None:
+            _log.info(
+                "resource=%s state=connected objects=%d resource_version=%s",
+                self.resource.name,
+                len(self.objects or ()),
+                self._resume_from,
+            )
+        self.failure = None
+        with closing(self._connection.read_lines(response)) as lines:
+            for line in lines:
+                self._apply(_decode_object(line))
+                self._failures = self._expirations = 0
+                if self._stop.is_set():
+                    return 0
+        self._failures = 0
+        # A server, or a proxy before it, that ends every watch at once must not be asked without pause.
+        return _MIN_WATCH_SECONDS if self._clock.monotonic() - started < _MIN_WATCH_SECONDS else 0
+
+    def _apply(self, event: Json) -> None:
+        changed = event.get("object")
+        if not isinstance(changed, Mapping):
+            raise _UndecodableError("an event without an object")
+        match event.get("type"):
+            case "ADDED" | "MODIFIED":
+                self._put(changed, keep=self.resource.is_ours(changed))
+            case "DELETED":
+                self._put(changed, keep=False)
+            case "BOOKMARK":
+                pass
+            case "ERROR":
+                code = changed.get("code")
+                raise _refusal(code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR, changed, None)
+            case _:
+                return
+        if (version := _version(changed)) is not None:
+            self.processed_version = self._resume_from = version
+
+    def _put(self, changed: Json, *, keep: bool) -> None:
+        entry = self._parse(changed)
+        if entry is None:
+            return
+        key, facts = entry
+        objects = dict(self.objects or {})
+        if keep:
+            objects[key] = facts
+        elif objects.pop(key, None) is None:
+            return
+        self.objects = MappingProxyType(objects)
+
+    def _parse(self, candidate: object) -> tuple[str, T] | None:
+        try:
+            if not isinstance(candidate, Mapping):
+                raise ValueError("not an object")  # noqa: TRY301 - one name for all that is malformed
+            facts = self.resource.parse(candidate)
+        except ValueError as error:
+            self._count_malformed(candidate, str(error))
+            return None
+        return self.resource.key(facts), facts
+
+    def _count_malformed(self, candidate: object, reason: str) -> None:
+        self.malformed_total += 1
+        metadata = candidate.get("metadata") if isinstance(candidate, Mapping) else None
+        identity = repr({key: metadata.get(key) for key in ("uid", "namespace", "name")} if isinstance(metadata, Mapping) else None)[:300]
+        if identity not in self._uids_logged and len(self._uids_logged) < _MAX_UIDS_LOGGED:
+            self._uids_logged.add(identity)
+            _log.warning("resource=%s state=malformed object=%s reason=%r", self.resource.name, identity, reason)
+
+
+class KubernetesSource:
+    """Watches the pods of a node and its Node object; with `dra` also its ResourceSlices and the cluster's ResourceClaims.
+
+    `api` makes a client for each thread, again and again until it can (credentials may come late). `jitter` spreads requests over time. An
+    API server sends a bookmark each minute, so that silence for `read_timeout_seconds` means a connection that is dead without knowing.
+    """
+
+    def __init__(
+        self,
+        *,
+        api: Callable[[], ApiClient],
+        node_name: str,
+        clock: Clock,
+        jitter: Random,
+        dra: bool = False,
+        connect_timeout_seconds: float = 5.0,
+        read_timeout_seconds: float = 75.0,
+    ) -> None:
+        self._node_name = node_name
+        self._stop = threading.Event()
+        timeout = urllib3.Timeout(connect=connect_timeout_seconds, read=read_timeout_seconds)
+
+        def watch(resource: _Resource[T]) -> _Watch[T]:
+            # Threads do not share random numbers, so that a simulated run does not depend on which thread is faster.
+            own_jitter = Random(jitter.getrandbits(64))  # noqa: S311 - spreads load, guards nothing
+            return _Watch(resource, _Connection(api, timeout), clock, own_jitter, self._stop)
+
+        def is_here(node_object: Json) -> bool:
+            spec = node_object.get("spec")
+            return isinstance(spec, Mapping) and spec.get("nodeName") == node_name
+
+        def is_own_node(node_object: Json) -> bool:
+            metadata = node_object.get("metadata")
+            return isinstance(metadata, Mapping) and metadata.get("name") == node_name
+
+        self._pods = watch(
+            _Resource(
+                name="pods",
+                paths=("/api/v1/pods",),
+                field_selector=f"spec.nodeName={node_name}",
+                parse=parse_pod,
+                key=lambda pod: pod.uid,
+                is_ours=is_here,
+            )
+        )
+        self._nodes = watch(
+            _Resource(
+                name="nodes",
+                paths=("/api/v1/nodes",),
+                field_selector=f"metadata.name={node_name}",
+                parse=parse_node,
+                key=lambda node: node.name,
+                is_ours=is_own_node,
+            )
+        )
+        self._slices = watch(
+            _Resource(
+                name="resourceslices",
+                paths=tuple(f"/apis/resource.k8s.io/{version}/resourceslices" for version in _DRA_VERSIONS),
+                field_selector=f"spec.nodeName={node_name}",
+                parse=parse_slice,
+                key=lambda resource_slice: resource_slice.name,
+                is_ours=is_here,
+            )
+        )
+        self._claims = watch(
+            _Resource(
+                name="resourceclaims",
+                paths=tuple(f"/apis/resource.k8s.io/{version}/resourceclaims" for version in _DRA_VERSIONS),
+                parse=parse_claim,
+                key=lambda claim: f"{claim.namespace}/{claim.name}",
+                is_ours=lambda claim: may_be_used_on(claim, node_name),
+            )
+        )
+        self._watches: tuple[_Watch[Any], ...] = (self._pods, self._nodes, *((self._slices, self._claims) if dra else ()))
+
+    def start(self) -> None:
+        """Start watching."""
+        for watch in self._watches:
+            watch.start()
+
+    def close(self) -> None:
+        """Stop watching, within a second. A thread that still waits for an answer ends with the process."""
+        self._stop.set()
+        for watch in self._watches:
+            watch.close()
+        for watch in self._watches:
+            watch.join(0.8 / len(self._watches))
+
+    def read(self) -> KubernetesReading:
+        """Answer what the watches left. Raises SourceError while the one of pods or of the Node object is broken, or nothing was read yet.
+
+        A broken watch of ResourceSlices or ResourceClaims is no error: what was known of them stays.
+        """
+        self.start()
+        failures = [f"{watch.resource.name}: {watch.failure}" for watch in (self._pods, self._nodes) if watch.failure is not None]
+        reading = self.last_reading()
+        if failures or reading is None:
+            raise SourceError("; ".join(failures))
+        if reading.node is None and not reading.pods:
+            raise SourceError(f"the cluster has no Node {self._node_name} and no pod on it: is that the name of this node (--node-name)?")
+        return reading
+
+    def last_reading(self) -> KubernetesReading | None:
+        """Answer what the watches left, however long ago; None: the pods were never read."""
+        pods = self._pods.objects
+        if pods is None:
+            return None
+        nodes, slices, claims = self._nodes.objects, self._slices.objects, self._claims.objects
+        return KubernetesReading(
+            pods=pods,
+            node=next(iter(nodes.values()), None) if nodes else None,
+            slice_devices=None if slices is None else current_devices(slices.values()),
+            resource_claims=None if claims is None else tuple(claims[key] for key in sorted(claims)),
+        )
+
+    def processed_version(self) -> dict[str, str]:
+        """Answer, for each kind of object that was listed, the resourceVersion up to which readings hold everything."""
+        return {watch.resource.name: version for watch in self._watches if (version := watch.processed_version) is not None}
+
+    def malformed_objects(self) -> dict[str, int]:
+        """Answer, for each kind of object, how often one came that does not even say which it is."""
+        return {watch.resource.name: watch.malformed_total for watch in self._watches}
+
+
+def _refusal(status: int, answer: Json, retry_after: str | None) -> Exception:
+    """Answer the error for a status, sent as the response's or in an ERROR event within a response that is 200."""
+    message = str(answer.get("message") or "no reason given")[:300]
+    details = answer.get("details")
+    retry_after_seconds = _seconds(retry_after) or _seconds(details.get("retryAfterSeconds") if isinstance(details, Mapping) else None)
+    match status:
+        case HTTPStatus.GONE:
+            return _ExpiredError(message)
+        case HTTPStatus.FORBIDDEN:
+            return _ForbiddenError(message)
+        case HTTPStatus.NOT_FOUND:
+            return _NotServedError(f"the API server does not serve this resource (404 {message})")
+        case HTTPStatus.UNAUTHORIZED:
+            return _AttemptError(
+                f"the API server refuses the credentials (401 {message}); they are read anew for each attempt: "
+                "if this stays, the service account or the kubeconfig is not of this cluster, or no longer"
+            )
+        case _:
+            return _AttemptError(f"the API server answered {status} ({message})", retry_after_seconds)
+
+
+def _backoff_seconds(attempts: int) -> float:
+    return min(2.0 ** min(attempts - 1, 16), _MAX_BACKOFF_SECONDS)
+
+
+def _seconds(value: object) -> float:
+    # Retry-After may also be a date; the API server sends a number.
+    if isinstance(value, str):
+        return float(value) if value.isascii() and value.isdigit() else 0.0
+    return float(value) if isinstance(value, int) and value > 0 else 0.0
+
+
+def _version(answer: Json) -> str | None:
+    metadata = answer.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, Mapping) else None
+    return version if isinstance(version, str) and version else None
+
+
+def _decode_object(text: bytes) -> Json:
+    try:
+        decoded = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _UndecodableError(f"{error}, in {text[:60]!r}") from error
+    if not isinstance(decoded, dict):
+        raise _UndecodableError(f"not a JSON object: {text[:60]!r}")
+    return decoded
+
+
+def _cause(error: Exception) -> str:
+    # urllib3 puts the address of an object into the text of some errors; the cause is the same each time.
+    return str(error.__cause__ or "") or str(error)
