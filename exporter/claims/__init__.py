@@ -1,0 +1,122 @@
+"""Who was given what, by which sharing system. A file per system, named as its label value; SYSTEMS is the registry.
+
+`Granter` asks every system about a pod and answers one `Grant`. Systems do not know of each other's answers, with one exception: a
+limit in a container's own environment (`container_env`) holds on each GPU that the container has, whoever gave it that GPU.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from exporter.claims.aliyun import SYSTEM as ALIYUN
+from exporter.claims.claim import Allocation, Answer, Claim, Node, System
+from exporter.claims.container_env import NAME as CONTAINER_ENV
+from exporter.claims.container_env import resolve as resolve_container_env
+from exporter.claims.dra import SYSTEM as DRA
+from exporter.claims.gke import SYSTEM as GKE
+from exporter.claims.hami import SYSTEM as HAMI
+from exporter.claims.hami_core import SYSTEM as HAMI_CORE
+from exporter.claims.kai import SYSTEM as KAI
+from exporter.claims.kai_nvfractions import SYSTEM as KAI_NVFRACTIONS
+from exporter.claims.koordinator import SYSTEM as KOORDINATOR
+from exporter.claims.mig import SYSTEM as MIG
+from exporter.claims.mps import SYSTEM as MPS
+from exporter.claims.pins import Pins, resolve_pinned
+from exporter.claims.time_slicing import SYSTEM as TIME_SLICING
+from exporter.claims.volcano import SYSTEM as VOLCANO
+from exporter.claims.whole_gpu import SYSTEM as WHOLE_GPU
+from exporter.snapshot import Pod
+
+SYSTEMS: tuple[System, ...] = (
+    KAI,
+    KAI_NVFRACTIONS,
+    HAMI_CORE,
+    HAMI,
+    VOLCANO,
+    KOORDINATOR,
+    ALIYUN,
+    GKE,
+    DRA,
+    MIG,
+    TIME_SLICING,
+    MPS,
+    WHOLE_GPU,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What all systems together say of one pod."""
+
+    claims: tuple[Claim, ...] = ()
+    allocations: frozenset[Allocation] = frozenset()
+    """Every (container, GPU) that the pod was given, with or without an amount. A container's own environment gives no GPU."""
+    errors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """System -> what of its contract is unreadable."""
+    not_placed: bool = False
+    """A sound contract waits for its GPU."""
+    plumbing: bool = False
+    """A part of a sharing system: it holds nothing and is never flagged."""
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether there may be claims that could not be told."""
+        return self.not_placed or bool(self.errors)
+
+
+class Granter:
+    """Answers what each pod of one node was given. Made anew for each snapshot."""
+
+    def __init__(self, node: Node, systems: tuple[System, ...] = SYSTEMS) -> None:
+        self._gpus = node.gpus
+        placed_otherwise = {(pod.namespace, pod.name) for pod in node.pods if any(system.places_by_annotation(pod) for system in systems)}
+        # Device ids of a pod that its system places by annotation are no placement, and only that system may look at them.
+        kubelet_placed = {key: value for key, value in node.allocations.items() if key not in placed_otherwise}
+        others_view = replace(node, allocations=kubelet_placed)
+        self._resolvers = [(system, system.resolver(others_view)) for system in systems]
+
+    def grant(self, pod: Pod, pins: Pins, gpus_used_by_container: Mapping[str, frozenset[str]]) -> tuple[Grant, Pins]:
+        """Answer what the pod was given, and what of its own words is to be held against it from now on.
+
+        `gpus_used_by_container` names, for each container, the GPUs on which it has processes now.
+        """
+        if pod.ended:
+            return Grant(), {}
+        answers: dict[str, Answer] = {}
+        kept: dict[str, Pod] = {}
+        for system, resolver in self._resolvers:
+            if not system.author_writable:
+                answers[system.name] = resolver(pod)
+                continue
+            answers[system.name], pinned = resolve_pinned(resolver, pod, pins.get(system.name), self._gpus)
+            if pinned is not None:
+                kept[system.name] = pinned
+        if any(answer.plumbing for answer in answers.values()):
+            return Grant(plumbing=True), {}
+
+        allocations = {allocation for answer in answers.values() for allocation in answer.allocations}
+        allocations |= {Allocation(claim.container, claim.gpu_uuid) for answer in answers.values() for claim in answer.claims}
+        gpus_by_container = _gpus_by_container(allocations, gpus_used_by_container)
+        answers[CONTAINER_ENV], pinned = resolve_pinned(
+            lambda pod: resolve_container_env(pod, gpus_by_container), pod, pins.get(CONTAINER_ENV), self._gpus
+        )
+        if pinned is not None:
+            kept[CONTAINER_ENV] = pinned
+        return (
+            Grant(
+                claims=tuple(claim for answer in answers.values() for claim in answer.claims),
+                allocations=frozenset(allocations),
+                errors={name: answer.errors for name, answer in answers.items() if answer.errors},
+                not_placed=any(answer.not_placed for answer in answers.values()),
+            ),
+            kept,
+        )
+
+
+def _gpus_by_container(allocations: set[Allocation], used: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    gpus: dict[str, set[str]] = defaultdict(set)
+    for allocation in allocations:
+        gpus[allocation.container].add(allocation.gpu_uuid)
+    for container, uuids in used.items():
+        gpus[container] |= uuids
+    return {container: frozenset(uuids) for container, uuids in gpus.items() if container}

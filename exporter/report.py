@@ -1,0 +1,654 @@
+"""One moment of the node, made of usage, claims and breaches: the only place where the stages meet. Pure.
+
+`build()` takes a snapshot and what was remembered, and answers a report and what is to be remembered. It does no I/O and reads no clock.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from exporter.activity import NO_ACTIVITY, Activity, add_busy, add_memory
+from exporter.breach import Breach, Verdict, step
+from exporter.claims import Grant, Granter
+from exporter.claims.claim import Claim, Node
+from exporter.claims.dra import held_devices
+from exporter.claims.kai import GpuGroup, gpu_groups, queue
+from exporter.claims.pins import Pins
+from exporter.limits import (
+    ContainerLimits,
+    PodLimits,
+    build_container_limits,
+    build_pod_limits,
+    group_by_gpu_and_container,
+)
+from exporter.snapshot import Container, Gpu, GpuReading, KubernetesReading, NvmlReading, Pod, SliceDevice, Snapshot
+from exporter.usage import (
+    IDLE,
+    BusySeconds,
+    GpuUsage,
+    Identity,
+    Owner,
+    Owners,
+    Unattributed,
+    Use,
+    build_gpu_usage,
+    build_identities,
+)
+
+
+class Resource(StrEnum):
+    """What a limit is about."""
+
+    MEMORY = "memory"
+    COMPUTE = "compute"
+    UNALLOCATED = "unallocated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the operator set: windows, holds and whom to believe."""
+
+    utilization_window_seconds: float = 15.0
+    compute_window_seconds: float = 60.0
+    breach_hold_seconds: float = 10.0
+    kai_reservation_namespaces: frozenset[str] = frozenset({"kai-resource-reservation", "runai-reservation"})
+    system_namespaces: frozenset[str] = frozenset()
+    """Pods of these are never flagged as unallocated. The reservation namespaces are among them, named or not."""
+
+    @property
+    def longest_window_seconds(self) -> float:
+        """How much of the past any mean looks at."""
+        return max(self.utilization_window_seconds, self.compute_window_seconds)
+
+
+# --- what a report says ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerReport:
+    """One container on one GPU."""
+
+    namespace: str
+    pod: str
+    container: str
+    gpu_uuid: str
+    pod_uid: str
+    container_id: str | None
+    memory_used_bytes: int | None
+    memory_used_peak_bytes: int | None
+    processes: int | None
+    limits: ContainerLimits
+    sm_utilization_ratio: float | None
+    busy_total: BusySeconds | None
+    exceeded: Mapping[Resource, bool | None]
+    """Only the dimensions in which it has a limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodReport:
+    """One pod on one GPU."""
+
+    namespace: str
+    pod: str
+    gpu_uuid: str
+    pod_uid: str
+    memory_used_bytes: int | None
+    limits: PodLimits
+    sm_utilization_ratio: float | None
+    sm_busy_seconds_total: float | None
+    breaches: Mapping[Resource, Breach]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimReport:
+    """A claim, and whose it is."""
+
+    namespace: str
+    pod: str
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodInfo:
+    """Facts about a pod that has to do with GPUs."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    queue: str
+    owner_kind: str
+    owner_name: str
+    scheduler: str
+    is_system: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReport:
+    """One GPU: a device or a MIG device."""
+
+    gpu: Gpu
+    reading: GpuReading | None
+    """None while the driver as a whole is away."""
+    memory_allocated_bytes: int
+    compute_allocated_ratio: float
+    pods: int
+    unattributed_bytes: Mapping[Unattributed, int] | None
+    """By every reason; None while attribution is impossible."""
+    processes_memory_hidden: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimErrorReport:
+    """Contracts of one system on one pod that cannot be read now."""
+
+    namespace: str
+    pod: str
+    system: str
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All that the exporter says of the node at one moment. Sorted, so that equal nodes give equal reports."""
+
+    time_seconds: float
+    monotonic_seconds: float
+    driver_version: str | None = None
+    containers: tuple[ContainerReport, ...] = ()
+    pods: tuple[PodReport, ...] = ()
+    pod_infos: tuple[PodInfo, ...] = ()
+    claims: tuple[ClaimReport, ...] = ()
+    claim_errors: tuple[ClaimErrorReport, ...] = ()
+    gpus: tuple[GpuReport, ...] = ()
+    gpus_unidentified: int | None = None
+    gpu_groups: tuple[GpuGroup, ...] = ()
+    dropped_samples_total: Mapping[str, int] = field(default_factory=dict)
+
+
+# --- what is remembered between reports ---
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerKey:
+    """A container by its id; one that has none yet by its name. A restarted container is another one."""
+
+    pod_uid: str
+    container: str
+    container_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What has to be known of the past. All of it goes with the pod, container or GPU that it is about."""
+
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
+    """Every GPU that the driver ever listed in this process's life."""
+    busy_read_at: Mapping[str, float] = field(default_factory=dict)
+    """GPU -> monotonic time of its last reading."""
+    identities: Mapping[int, Identity] = field(default_factory=dict)
+    container_activity: Mapping[tuple[ContainerKey, str], Activity] = field(default_factory=dict)
+    pod_activity: Mapping[tuple[str, str], Activity] = field(default_factory=dict)
+    container_breaches: Mapping[tuple[ContainerKey, str, Resource], Breach] = field(default_factory=dict)
+    pod_breaches: Mapping[tuple[str, str, Resource], Breach] = field(default_factory=dict)
+    pins: Mapping[str, Pins] = field(default_factory=dict)
+    """By pod UID."""
+    held_slice_devices: tuple[SliceDevice, ...] = ()
+    """Devices of ResourceSlices that someone holds: the slices go when their driver stops, the devices do not."""
+    listed_by_kubelet: frozenset[tuple[str, str]] = frozenset()
+    """Pods that the kubelet named when it last answered."""
+    dropped_samples_total: Mapping[str, int] = field(default_factory=dict)
+
+
+NOTHING_REMEMBERED = Memory()
+
+_NO_PODS = KubernetesReading(pods={}, node=None)
+_DROP_REASONS = ("bad_pid", "bad_timestamp", "bad_utilization", "scrambled_list", "unknown_pid")
+
+
+def build(snapshot: Snapshot, memory: Memory, rules: Rules) -> tuple[Report, Memory]:
+    """Answer the report of this snapshot, and what is to be remembered for the next one."""
+    return _Build(snapshot, memory, rules).run()
+
+
+class _Build:
+    """The stages of one report in their order. It lives for one call."""
+
+    def __init__(self, snapshot: Snapshot, memory: Memory, rules: Rules) -> None:
+        self.snapshot = snapshot
+        self.memory = memory
+        self.rules = rules
+        self.now = snapshot.monotonic_seconds
+        self.system_namespaces = rules.system_namespaces | rules.kai_reservation_namespaces
+        kubernetes = snapshot.kubernetes or _NO_PODS
+        self.pods = tuple(sorted(kubernetes.pods.values(), key=lambda pod: (pod.namespace, pod.name, pod.uid)))
+        self.readings = {reading.gpu.gpu_uuid: reading for reading in snapshot.nvml.gpus} if snapshot.nvml else {}
+        self.gpus: dict[str, Gpu] = {**memory.gpus, **{uuid: reading.gpu for uuid, reading in self.readings.items()}}
+        self.node = self._node(kubernetes)
+        self.identities: dict[int, Identity] = {}
+        self.usage: dict[str, GpuUsage] = {}
+        self.used_by_pod: dict[str, dict[str, set[str]]] = {}
+        self.busy_by_pod: dict[tuple[str, str], BusySeconds] = {}
+        self.known_gpus: dict[str, set[str]] = defaultdict(set)
+        for uid, uuid in memory.pod_activity:
+            self.known_gpus[uid].add(uuid)
+        self.grants: dict[str, Grant] = {}
+        self.pins: dict[str, Pins] = {}
+        self.container_activity: dict[tuple[ContainerKey, str], Activity] = {}
+        self.pod_activity: dict[tuple[str, str], Activity] = {}
+        self.container_breaches: dict[tuple[ContainerKey, str, Resource], Breach] = {}
+        self.pod_breaches: dict[tuple[str, str, Resource], Breach] = {}
+
+    def _node(self, kubernetes: KubernetesReading) -> Node:
+        kubelet = self.snapshot.kubelet
+        present = {(device.driver_name, device.pool_name, device.device_name): device for device in kubernetes.slice_devices or ()}
+        remembered = {(device.driver_name, device.pool_name, device.device_name): device for device in self.memory.held_slice_devices}
+        return Node(
+            facts=kubernetes.node,
+            gpus=self.gpus,
+            pods=self.pods,
+            allocations={(pod.namespace, pod.name): pod for pod in kubelet.pods} if kubelet else {},
+            allocatable=(kubelet.allocatable or ()) if kubelet else (),
+            slice_devices=tuple((remembered | present).values()),
+            resource_claims=kubernetes.resource_claims or (),
+            kai_reservation_namespaces=self.rules.kai_reservation_namespaces,
+            system_namespaces=self.system_namespaces,
+        )
+
+    def run(self) -> tuple[Report, Memory]:
+        self._build_usage()
+        self._build_grants()
+        containers, pods = [], []
+        for pod in self.pods:
+            of_containers, of_gpus = self._report_pod(pod)
+            containers += of_containers
+            pods += of_gpus
+        report = self._report(containers, pods)
+        return report, self._remember(report.dropped_samples_total)
+
+    # --- usage ---
+
+    def _build_usage(self) -> None:
+        procfs = self.snapshot.procfs
+        if procfs is None:
+            return
+        pids = {process.pid for reading in self.readings.values() for process in reading.processes or ()}
+        pids |= {entry.pid for reading in self.readings.values() for entry in reading.busy or ()}
+        owners = Owners(self.pods, self.system_namespaces)
+        self.identities = build_identities(pids, procfs, owners, self.memory.identities)
+        for uuid, reading in self.readings.items():
+            usage = build_gpu_usage(reading, procfs, self.identities, self.memory.identities)
+            if usage is None:
+                continue
+            self.usage[uuid] = usage
+            for owner in usage.by_owner:
+                self.used_by_pod.setdefault(owner.pod_uid, {}).setdefault(owner.container, set()).add(uuid)
+            for owner, busy in (usage.busy_by_owner or {}).items():
+                self.busy_by_pod[owner.pod_uid, uuid] = self.busy_by_pod.get((owner.pod_uid, uuid), IDLE) + busy
+
+    # --- claims ---
+
+    def _build_grants(self) -> None:
+        granter = Granter(self.node)
+        for pod in self.pods:
+            used = {container: frozenset(uuids) for container, uuids in self.used_by_pod.get(pod.uid, {}).items()}
+            grant, pins = granter.grant(pod, self.memory.pins.get(pod.uid, {}), used)
+            self.grants[pod.uid] = grant
+            if pins:
+                self.pins[pod.uid] = pins
+
+    # --- one pod ---
+
+    def _report_pod(self, pod: Pod) -> tuple[list[ContainerReport], list[PodReport]]:
+        grant = self.grants[pod.uid]
+        claims = group_by_gpu_and_container(grant.claims)
+        containers, pods = [], []
+        for uuid in sorted(self._gpus_of(pod, grant)):
+            of_gpu = self._report_containers(pod, grant, claims, uuid)
+            containers += of_gpu
+            pods.append(self._report_pod_on_gpu(pod, grant, claims, uuid, of_gpu))
+        return containers, pods
+
+    def _gpus_of(self, pod: Pod, grant: Grant) -> set[str]:
+        gpus = {allocation.gpu_uuid for allocation in grant.allocations} | {claim.gpu_uuid for claim in grant.claims}
+        gpus = gpus.union(*self.used_by_pod.get(pod.uid, {}).values())
+        # A GPU that the pod used before: its counters stand as long as the pod does.
+        return gpus if pod.ended else gpus | self.known_gpus.get(pod.uid, set())
+
+    def _report_containers(self, pod: Pod, grant: Grant, claims: Mapping[tuple[str, str], list[Claim]], uuid: str) -> list[ContainerReport]:
+        reports = []
+        usage = self.usage.get(uuid)
+        holds = {allocation.container for allocation in grant.allocations if allocation.gpu_uuid == uuid}
+        holds |= {container for gpu_uuid, container in claims if gpu_uuid == uuid}
+        for container in pod.containers:
+            owner = Owner(pod.uid, container.name, container.container_id or "")
+            use = usage.by_owner.get(owner) if usage else None
+            activity = self._advance_container(pod, container, owner, uuid, use)
+            if use is None and container.name not in holds:
+                continue
+            limits = build_container_limits(claims.get((uuid, container.name), ()))
+            if use is None and usage is not None:
+                use = Use()
+            reading = self.readings.get(uuid)
+            tells = usage is not None and reading is not None and usage.busy_by_owner is not None
+            key = ContainerKey(pod.uid, container.name, container.container_id)
+            reports.append(
+                ContainerReport(
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    container=container.name,
+                    gpu_uuid=uuid,
+                    pod_uid=pod.uid,
+                    container_id=container.container_id,
+                    memory_used_bytes=use.memory_used_bytes if use else None,
+                    memory_used_peak_bytes=activity.memory_used_peak_bytes if use and use.memory_used_bytes is not None else None,
+                    processes=use.processes if use else None,
+                    limits=limits,
+                    sm_utilization_ratio=self._utilization(activity) if tells else None,
+                    busy_total=activity.busy_total if tells else None,
+                    exceeded=self._step_container(pod, grant, key, uuid, limits, use, activity),
+                )
+            )
+        return reports
+
+    def _advance_container(self, pod: Pod, container: Container, owner: Owner, uuid: str, use: Use | None) -> Activity:
+        key = (ContainerKey(pod.uid, container.name, container.container_id), uuid)
+        activity = self.memory.container_activity.get(key, NO_ACTIVITY)
+        usage = self.usage.get(uuid)
+        if usage is not None:
+            activity = add_memory(activity, use.memory_used_bytes if use else 0)
+            if usage.busy_by_owner is not None:
+                activity = self._add_busy(activity, uuid, usage.busy_by_owner.get(owner, IDLE))
+        self.container_activity[key] = activity
+        return activity
+
+    def _add_busy(self, activity: Activity, uuid: str, busy: BusySeconds) -> Activity:
+        return add_busy(
+            activity,
+            busy,
+            start_seconds=self.memory.busy_read_at.get(uuid),
+            end_seconds=self.now,
+            keep_seconds=self.rules.longest_window_seconds,
+        )
+
+    def _utilization(self, activity: Activity) -> float | None:
+        mean = activity.mean_sm_ratio(self.now, self.rules.utilization_window_seconds)
+        return None if mean is None else min(mean, 1.0)
+
+    def _report_pod_on_gpu(
+        self,
+        pod: Pod,
+        grant: Grant,
+        claims: Mapping[tuple[str, str], list[Claim]],
+        uuid: str,
+        containers: list[ContainerReport],
+    ) -> PodReport:
+        usage = self.usage.get(uuid)
+        pod_claims = claims.get((uuid, ""), [])
+        limits = build_pod_limits(pod_claims, (container.limits for container in containers))
+        activity = self.memory.pod_activity.get((pod.uid, uuid), NO_ACTIVITY)
+        tells = usage is not None and usage.busy_by_owner is not None
+        if usage is not None and usage.busy_by_owner is not None:
+            activity = self._add_busy(activity, uuid, self.busy_by_pod.get((pod.uid, uuid), IDLE))
+        self.pod_activity[pod.uid, uuid] = activity
+        used = [container.memory_used_bytes for container in containers]
+        is_there = bool(containers or pod_claims or self._is_allocated(grant, uuid))
+        memory_used_bytes = None
+        if usage is not None and is_there and None not in used:
+            memory_used_bytes = sum(value for value in used if value is not None)
+        return PodReport(
+            namespace=pod.namespace,
+            pod=pod.name,
+            gpu_uuid=uuid,
+            pod_uid=pod.uid,
+            memory_used_bytes=memory_used_bytes,
+            limits=limits,
+            sm_utilization_ratio=self._utilization(activity) if tells and is_there else None,
+            sm_busy_seconds_total=activity.busy_total.sm if tells and activity.busy_total else None,
+            breaches=self._step_pod(pod, grant, uuid, limits, memory_used_bytes, activity, containers),
+        )
+
+    # --- breaches ---
+
+    def _step_container(
+        self,
+        pod: Pod,
+        grant: Grant,
+        key: ContainerKey,
+        uuid: str,
+        limits: ContainerLimits,
+        use: Use | None,
+        activity: Activity,
+    ) -> dict[Resource, bool | None]:
+        if pod.ended or grant.plumbing:
+            return {}
+        verdicts = {
+            Resource.MEMORY: self._container_memory_verdict(grant, limits, use),
+            Resource.COMPUTE: self._compute_verdict(grant, limits.container_compute_ratio, activity, uuid),
+        }
+        exceeded = {}
+        for resource, verdict in verdicts.items():
+            limited = (limits.memory_bytes if resource is Resource.MEMORY else limits.container_compute_ratio) is not None
+            breach = self._step(self.memory.container_breaches.get((key, uuid, resource)), verdict, resource, limited=limited)
+            if breach is not None:
+                self.container_breaches[key, uuid, resource] = breach
+                exceeded[resource] = breach.exceeded
+        return exceeded
+
+    def _container_memory_verdict(self, grant: Grant, limits: ContainerLimits, use: Use | None) -> Verdict:
+        used = use.memory_used_bytes if use else None
+        largest = use.largest_process_bytes if use else None
+        return _any_above(
+            (
+                self._verdict(grant, limits.container_memory_bytes, used),
+                self._verdict(grant, limits.process_memory_bytes, largest),
+            )
+        )
+
+    def _compute_verdict(self, grant: Grant, limit_ratio: float | None, activity: Activity, uuid: str) -> Verdict:
+        usage = self.usage.get(uuid)
+        tells = usage is not None and usage.busy_by_owner is not None
+        mean = activity.full_window_sm_ratio(self.now, self.rules.compute_window_seconds) if tells else None
+        # Sampling noise can carry the mean above 1, and no one can take more than the whole GPU.
+        return self._verdict(grant, limit_ratio, None if mean is None else min(mean, 1.0))
+
+    def _verdict(self, grant: Grant, limit: float | None, used: float | None) -> Verdict:
+        """Answer one look. A claim that could not be told might be tighter than those that could: only "above" is certain then."""
+        if limit is None:
+            return Verdict.UNKNOWN if self._limits_may_be_missing(grant) else Verdict.NO_LIMIT
+        if used is None:
+            return Verdict.UNKNOWN
+        if used > limit:
+            return Verdict.ABOVE
+        return Verdict.UNKNOWN if grant.incomplete else Verdict.BELOW
+
+    def _limits_may_be_missing(self, grant: Grant) -> bool:
+        return grant.incomplete or self.snapshot.kubelet is None or self.snapshot.kubernetes is None
+
+    def _step_pod(
+        self,
+        pod: Pod,
+        grant: Grant,
+        uuid: str,
+        limits: PodLimits,
+        memory_used_bytes: int | None,
+        activity: Activity,
+        containers: list[ContainerReport],
+    ) -> dict[Resource, Breach]:
+        if pod.ended or grant.plumbing:
+            return {}
+        looks = {
+            Resource.MEMORY: [self._verdict(grant, limits.memory_bytes, memory_used_bytes)],
+            Resource.COMPUTE: [self._compute_verdict(grant, limits.compute_ratio, activity, uuid)],
+        }
+        limited = {
+            resource for resource, limit in zip(looks, (limits.memory_bytes, limits.compute_ratio), strict=True) if limit is not None
+        }
+        for container in containers:
+            key = ContainerKey(pod.uid, container.container, container.container_id)
+            for resource in container.exceeded:
+                looks[resource].append(self.container_breaches[key, uuid, resource].verdict)
+                limited.add(resource)
+        verdicts = {resource: _any_above(of_resource) for resource, of_resource in looks.items()}
+        if pod.namespace not in self.system_namespaces:
+            verdicts[Resource.UNALLOCATED] = self._unallocated_verdict(pod, grant, uuid)
+            limited.add(Resource.UNALLOCATED)
+        breaches = {}
+        for resource, verdict in verdicts.items():
+            before = self.memory.pod_breaches.get((pod.uid, uuid, resource))
+            breach = self._step(before, verdict, resource, limited=resource in limited)
+            if breach is not None:
+                self.pod_breaches[pod.uid, uuid, resource] = breach
+                breaches[resource] = breach
+        return breaches
+
+    def _step(self, breach: Breach | None, verdict: Verdict, resource: Resource, *, limited: bool) -> Breach | None:
+        if breach is None and not limited:
+            return None
+        return step(
+            breach or Breach(),
+            verdict,
+            time_seconds=self.snapshot.time_seconds,
+            monotonic_seconds=self.now,
+            # A mean over a window has its hold in it.
+            hold_seconds=0.0 if resource is Resource.COMPUTE else self.rules.breach_hold_seconds,
+        )
+
+    def _is_allocated(self, grant: Grant, uuid: str) -> bool:
+        gpu = self.gpus.get(uuid)
+        parent = gpu.parent_gpu_uuid if gpu else None
+        return any(allocation.gpu_uuid in (uuid, parent) for allocation in grant.allocations)
+
+    def _unallocated_verdict(self, pod: Pod, grant: Grant, uuid: str) -> Verdict:
+        usage = self.usage.get(uuid)
+        if self._is_allocated(grant, uuid):
+            return Verdict.BELOW
+        if usage is None or self._limits_may_be_missing(grant):
+            return Verdict.UNKNOWN
+        if not any(uuid in uuids for uuids in self.used_by_pod.get(pod.uid, {}).values()):
+            return Verdict.BELOW
+        # Through an outage the kubelet's last word says nothing of a pod that started since.
+        named = (pod.namespace, pod.name) in self.memory.listed_by_kubelet
+        return Verdict.ABOVE if self.snapshot.kubelet_is_current or named else Verdict.UNKNOWN
+
+    # --- the node ---
+
+    def _report(self, containers: list[ContainerReport], pods: list[PodReport]) -> Report:
+        nvml = self.snapshot.nvml
+        by_uid = {pod.uid: pod for pod in self.pods}
+        shown = {pod.pod_uid for pod in pods} | {uid for uid, grant in self.grants.items() if grant.plumbing}
+        return Report(
+            time_seconds=self.snapshot.time_seconds,
+            monotonic_seconds=self.now,
+            driver_version=nvml.driver_version if nvml else None,
+            containers=tuple(containers),
+            pods=tuple(pods),
+            pod_infos=tuple(self._pod_info(by_uid[uid]) for uid in by_uid if uid in shown),
+            claims=tuple(
+                ClaimReport(namespace=pod.namespace, pod=pod.name, claim=claim)
+                for pod in self.pods
+                for claim in sorted(
+                    self.grants[pod.uid].claims, key=lambda claim: (claim.gpu_uuid, claim.container, claim.system, claim.scope)
+                )
+            ),
+            claim_errors=tuple(
+                ClaimErrorReport(namespace=pod.namespace, pod=pod.name, system=system, errors=errors)
+                for pod in self.pods
+                for system, errors in sorted(self.grants[pod.uid].errors.items())
+            ),
+            gpus=self._report_gpus(pods),
+            gpus_unidentified=nvml.gpus_unidentified if nvml else None,
+            gpu_groups=gpu_groups(self.node),
+            dropped_samples_total=self._dropped_samples_total(nvml),
+        )
+
+    def _pod_info(self, pod: Pod) -> PodInfo:
+        return PodInfo(
+            namespace=pod.namespace,
+            pod=pod.name,
+            pod_uid=pod.uid,
+            queue=queue(pod) or "",
+            owner_kind=pod.owner_kind or "",
+            owner_name=pod.owner_name or "",
+            scheduler=pod.scheduler_name or "",
+            is_system=self.grants[pod.uid].plumbing or pod.namespace in self.system_namespaces,
+        )
+
+    def _report_gpus(self, pods: Iterable[PodReport]) -> tuple[GpuReport, ...]:
+        memory: Counter[str] = Counter()
+        compute: dict[str, float] = defaultdict(float)
+        sharers: Counter[str] = Counter()
+        for pod in pods:
+            memory[pod.gpu_uuid] += pod.limits.memory_bytes or 0
+            compute[pod.gpu_uuid] += pod.limits.compute_ratio or 0.0
+            grant = self.grants[pod.pod_uid]
+            if pod.namespace not in self.system_namespaces:
+                sharers[pod.gpu_uuid] += any(allocation.gpu_uuid == pod.gpu_uuid for allocation in grant.allocations)
+        # Without the driver there are no devices to show, only what was granted on them.
+        granted = {uuid for uuid in {*memory, *sharers} if sharers[uuid] or memory[uuid]}
+        return tuple(
+            GpuReport(
+                gpu=self.gpus.get(uuid, Gpu(gpu_uuid=uuid)),
+                reading=self.readings.get(uuid),
+                memory_allocated_bytes=memory[uuid],
+                compute_allocated_ratio=compute[uuid],
+                pods=sharers[uuid],
+                unattributed_bytes=self._unattributed(uuid),
+                processes_memory_hidden=self._hidden(uuid),
+            )
+            for uuid in sorted({*self.readings} | granted)
+        )
+
+    def _unattributed(self, uuid: str) -> dict[Unattributed, int] | None:
+        usage = self.usage.get(uuid)
+        return None if usage is None else {reason: usage.unattributed_bytes.get(reason, 0) for reason in Unattributed}
+
+    def _hidden(self, uuid: str) -> int | None:
+        reading = self.readings.get(uuid)
+        if reading is None or reading.processes is None:
+            return None
+        return sum(process.memory_used_bytes is None for process in reading.processes)
+
+    def _dropped_samples_total(self, nvml: NvmlReading | None) -> dict[str, int]:
+        now = nvml.dropped_samples if nvml else {}
+        before = self.memory.dropped_samples_total
+        return {reason: before.get(reason, 0) + now.get(reason, 0) for reason in sorted({*_DROP_REASONS, *before, *now})}
+
+    # --- what stays ---
+
+    def _remember(self, dropped_samples_total: Mapping[str, int]) -> Memory:
+        kubelet = self.snapshot.kubelet
+        memory = self.memory
+        listed = memory.listed_by_kubelet
+        if kubelet is not None and self.snapshot.kubelet_is_current:
+            listed = frozenset((pod.namespace, pod.name) for pod in kubelet.pods)
+        granted = {allocation.gpu_uuid for grant in self.grants.values() for allocation in grant.allocations}
+        gpus = self.gpus
+        if self.snapshot.nvml is not None:
+            gpus = {uuid: gpu for uuid, gpu in gpus.items() if uuid in self.readings or uuid in granted}
+        read_now = {uuid: self.now for uuid, reading in self.readings.items() if reading.up}
+        remembered = replace(
+            memory,
+            gpus=gpus,
+            busy_read_at={uuid: at for uuid, at in {**memory.busy_read_at, **read_now}.items() if uuid in gpus},
+            identities=self.identities if self.snapshot.procfs is not None else memory.identities,
+            listed_by_kubelet=listed,
+            dropped_samples_total=dropped_samples_total,
+        )
+        if self.snapshot.kubernetes is None:
+            return remembered  # Which pods are gone is not known: what is remembered of them waits for that.
+        return replace(
+            remembered,
+            container_activity=self.container_activity,
+            pod_activity=self.pod_activity,
+            container_breaches=self.container_breaches,
+            pod_breaches=self.pod_breaches,
+            pins=self.pins,
+            held_slice_devices=held_devices(self.node),
+        )
+
+
+def _any_above(verdicts: Iterable[Verdict]) -> Verdict:
+    """Answer what several looks at one resource say together: above if any is, unknown if any other might be."""
+    seen = frozenset(verdicts)
+    return next((verdict for verdict in (Verdict.ABOVE, Verdict.UNKNOWN, Verdict.BELOW) if verdict in seen), Verdict.NO_LIMIT)

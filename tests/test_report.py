@@ -1,0 +1,353 @@
+"""The stages together: literal snapshots in, reports out."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.report import NOTHING_REMEMBERED, Resource, Rules, build
+from exporter.snapshot import (
+    CgroupRef,
+    Container,
+    ContainerAllocation,
+    ContainerState,
+    Devices,
+    Gpu,
+    GpuProcess,
+    GpuReading,
+    KubeletReading,
+    KubernetesReading,
+    NodeFacts,
+    NvmlReading,
+    Pod,
+    PodAllocation,
+    PodPhase,
+    ProcessBusy,
+    ProcessFacts,
+    ProcfsReading,
+    Snapshot,
+)
+
+MIB, GIB = 1 << 20, 1 << 30
+GPU_0, GPU_1 = "GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"
+GROUP = "3f6f0b5e-8d0e-4d5b-9f0e-2a4d5c1b7a10"
+NODE = NodeFacts(name="gpu-node-1", labels={"nvidia.com/gpu.memory": "81559"})
+RULES = Rules(system_namespaces=frozenset({"kube-system"}))
+TOTAL = 81559 * MIB
+HALF = 40750 * MIB
+
+
+def container_id(uid, name="main"):
+    return (uid + name).encode().hex().ljust(64, "0")[:64]
+
+
+def pod(name, *, containers=("main",), **more):
+    uid = more.pop("uid", f"uid-{name}")
+    defaults = {"namespace": "team-a", "phase": PodPhase.RUNNING}
+    return Pod(
+        uid=uid,
+        name=name,
+        containers=tuple(
+            Container(name=container, container_id=container_id(uid, container), state=ContainerState.RUNNING) for container in containers
+        ),
+        **(defaults | more),
+    )
+
+
+def kai_pod(name, *, fraction="0.5", **more):
+    return pod(name, annotations={"gpu-fraction": fraction}, labels={"runai-gpu-group": GROUP}, **more)
+
+
+RESERVATION = pod(
+    "gpu-reservation",
+    namespace="kai-resource-reservation",
+    labels={"app": "kai-resource-reservation", "runai-gpu-group": GROUP},
+    annotations={"run.ai/reserve_for_gpu_index": GPU_0},
+)
+
+
+def gpu(uuid=GPU_0, processes=(), *, busy=(), up=True, total=TOTAL):
+    """A GPU with (pid, bytes) processes; busy is (pid, SM seconds)."""
+    return GpuReading(
+        gpu=Gpu(gpu_uuid=uuid, memory_total_bytes=total),
+        up=up,
+        processes=tuple(GpuProcess(pid=pid, memory_used_bytes=memory) for pid, memory in processes) if up else None,
+        busy=tuple(
+            ProcessBusy(pid=pid, sm_seconds=seconds, memory_bandwidth_seconds=0.0, encoder_seconds=0.0, decoder_seconds=0.0)
+            for pid, seconds in busy
+        )
+        if up and busy is not None
+        else None,
+    )
+
+
+def snapshot(pods, gpus, owners=None, *, at=0.0, devices=None, **more):
+    """A moment: owners is PID -> (pod, container); devices is pod -> device ids of its first container."""
+    facts = {
+        pid: ProcessFacts(pid=pid, start_time_ticks=1, comm="python", cgroup=(CgroupRef(owner.uid, container_id(owner.uid, name)),))
+        for pid, (owner, name) in (owners or {}).items()
+    }
+    allocations = tuple(
+        PodAllocation(each.namespace, each.name, (ContainerAllocation(each.containers[0].name, (Devices("nvidia.com/gpu", tuple(ids)),)),))
+        for each, ids in (devices or [])
+    )
+    defaults = {
+        "nvml": NvmlReading(driver_version="575.1", gpus=tuple(gpus)),
+        "procfs": ProcfsReading(own_pid=1, processes=facts),
+        "kubelet": KubeletReading(pods=allocations, allocatable=()),
+        "kubelet_is_current": True,
+        "kubernetes": KubernetesReading(pods={each.uid: each for each in pods}, node=NODE),
+        "kubernetes_is_current": True,
+    }
+    return Snapshot(time_seconds=1000.0 + at, monotonic_seconds=at, **(defaults | more))
+
+
+def play(snapshots, *, rules=RULES):
+    reports, memory = [], NOTHING_REMEMBERED
+    for each in snapshots:
+        report, memory = build(each, memory, rules)
+        reports.append(report)
+    return reports, memory
+
+
+def pod_row(report, name, uuid=GPU_0):
+    return next(row for row in report.pods if (row.pod, row.gpu_uuid) == (name, uuid))
+
+
+def flag(report, name, resource, uuid=GPU_0):
+    breach = pod_row(report, name, uuid).breaches.get(resource)
+    return breach.exceeded if breach else None
+
+
+def ticks(pods, gpus, owners, *, count, start=0, **more):
+    return [snapshot(pods, gpus, owners, at=5.0 * (start + number), **more) for number in range(count)]
+
+
+def test_a_fraction_pod_above_its_fraction_is_in_breach_after_the_hold():
+    half = kai_pod("half")
+    reports, _ = play(ticks([half, RESERVATION], [gpu(processes=[(10, HALF + 1)])], {10: (half, "main")}, count=3))
+    assert [flag(report, "half", Resource.MEMORY) for report in reports] == [False, False, True]
+
+
+def test_use_equal_to_the_limit_is_within_it():
+    half = kai_pod("half")
+    reports, _ = play(ticks([half, RESERVATION], [gpu(processes=[(10, HALF)])], {10: (half, "main")}, count=4))
+    assert flag(reports[-1], "half", Resource.MEMORY) is False
+
+
+def test_an_idle_grant_is_zero_from_the_first_sample():
+    reports, _ = play([snapshot([kai_pod("half"), RESERVATION], [gpu()])])
+    row = reports[0].containers[0]
+    assert (row.memory_used_bytes, row.processes, row.limits.memory_bytes) == (0, 0, HALF)
+
+
+def test_a_reservation_pod_has_no_rows_and_is_a_system_pod():
+    reports, _ = play([snapshot([kai_pod("half"), RESERVATION], [gpu()], devices=[(RESERVATION, [GPU_0])])])
+    assert {row.pod for row in reports[0].pods} == {"half"}
+    assert {info.pod: info.is_system for info in reports[0].pod_infos} == {"half": False, "gpu-reservation": True}
+
+
+def test_a_pod_that_no_one_gave_the_gpu_is_flagged_and_one_of_a_system_namespace_is_not():
+    sneaky, monitor = pod("sneaky"), pod("monitor", namespace="kube-system")
+    owners = {10: (sneaky, "main"), 11: (monitor, "main")}
+    reports, _ = play(ticks([sneaky, monitor], [gpu(processes=[(10, 1), (11, 1)])], owners, count=3))
+    assert flag(reports[-1], "sneaky", Resource.UNALLOCATED) is True
+    assert Resource.UNALLOCATED not in pod_row(reports[-1], "monitor").breaches
+
+
+def test_a_breach_without_allocation_ends_after_the_process_and_its_counters_stay():
+    sneaky = pod("sneaky")
+    using = ticks([sneaky], [gpu(processes=[(10, 1)])], {10: (sneaky, "main")}, count=4)
+    gone = ticks([sneaky], [gpu()], {}, count=3, start=4)
+    reports, _ = play(using + gone)
+    assert [flag(report, "sneaky", Resource.UNALLOCATED) for report in reports[3:]] == [True, True, True, False]
+    assert pod_row(reports[-1], "sneaky").breaches[Resource.UNALLOCATED].breaches_total == 1
+    assert pod_row(reports[-1], "sneaky").memory_used_bytes is None
+    assert reports[-1].containers == ()
+
+
+@pytest.mark.parametrize("missing", ["kubelet", "kubernetes"])
+def test_no_one_is_unallocated_while_allocations_or_pods_were_never_read(missing):
+    sneaky = pod("sneaky")
+    more = {missing: None, f"{missing}_is_current": False}
+    reports, _ = play(ticks([sneaky], [gpu(processes=[(10, 1)])], {10: (sneaky, "main")}, count=4, **more))
+    assert not [row for row in reports[-1].pods if row.breaches.get(Resource.UNALLOCATED) and row.breaches[Resource.UNALLOCATED].exceeded]
+
+
+def test_through_a_kubelet_outage_a_new_pod_is_not_called_unallocated():
+    old, new = pod("old"), pod("new")
+    before = snapshot([old], [gpu()], devices=[(old, [GPU_0])])
+    owners = {10: (new, "main")}
+    during = ticks([old, new], [gpu(processes=[(10, 1)])], owners, count=4, start=1, devices=[(old, [GPU_0])], kubelet_is_current=False)
+    reports, _ = play([before, *during])
+    assert flag(reports[-1], "new", Resource.UNALLOCATED) is None
+
+
+def test_use_above_a_readable_limit_is_a_breach_whatever_else_is_unreadable():
+    half = replace(kai_pod("half"), annotations={"gpu-fraction": "0.5", "hami.io/vgpu-devices-allocated": "garbage"})
+    above = ticks([half, RESERVATION], [gpu(processes=[(10, HALF + 1)])], {10: (half, "main")}, count=3)
+    below = ticks([half, RESERVATION], [gpu(processes=[(10, 1)])], {10: (half, "main")}, count=3)
+    assert flag(play(above)[0][-1], "half", Resource.MEMORY) is True
+    assert flag(play(below)[0][-1], "half", Resource.MEMORY) is None
+
+
+def test_an_annotation_loosened_after_binding_loosens_nothing():
+    half = kai_pod("half")
+    looser = replace(half, annotations={"gpu-fraction": "0.9"})
+    reports, _ = play([snapshot([each, RESERVATION], [gpu()], at=5.0 * number) for number, each in enumerate([half, looser, looser])])
+    assert [report.containers[0].limits.memory_bytes for report in reports] == [HALF] * 3
+    assert [len(report.claim_errors) for report in reports] == [0, 1, 1]
+
+
+def test_an_annotation_tightened_after_binding_applies_and_cannot_be_taken_back():
+    half = kai_pod("half")
+    tighter = replace(half, annotations={"gpu-fraction": "0.25"})
+    reports, _ = play([snapshot([each, RESERVATION], [gpu()], at=5.0 * number) for number, each in enumerate([half, tighter, half])])
+    assert [report.containers[0].limits.memory_bytes for report in reports] == [HALF, 20375 * MIB, 20375 * MIB]
+    assert len(reports[-1].claim_errors) == 1
+
+
+def test_an_annotation_removed_or_made_unreadable_loosens_nothing():
+    half = kai_pod("half")
+    for edited in ({}, {"gpu-fraction": "all of it"}, {"gpu-fraction": "0.5", "gpu-memory": "99999"}):
+        reports, _ = play(
+            [snapshot([half, RESERVATION], [gpu()]), snapshot([replace(half, annotations=edited), RESERVATION], [gpu()], at=5.0)]
+        )
+        assert reports[-1].containers[0].limits.memory_bytes == HALF
+        assert [error.system for error in reports[-1].claim_errors] == ["kai"]
+
+
+def test_a_new_pod_of_the_same_name_is_judged_by_its_own_words():
+    first, second = kai_pod("half", uid="uid-1"), kai_pod("half", uid="uid-2", fraction="0.9")
+    reports, memory = play([snapshot([first, RESERVATION], [gpu()]), snapshot([second, RESERVATION], [gpu()], at=5.0)])
+    assert reports[-1].containers[0].limits.memory_bytes == int(0.9 * 81500) * MIB
+    assert reports[-1].claim_errors == ()
+    assert set(memory.pins) == {"uid-2"}
+
+
+def test_a_driver_outage_freezes_a_breach_and_hides_no_limit():
+    half = kai_pod("half")
+    world = ([half, RESERVATION], [gpu(processes=[(10, HALF + 1)])], {10: (half, "main")})
+    reports, _ = play([*ticks(*world, count=3), *ticks(*world, count=3, start=3, nvml=None), *ticks(*world, count=1, start=6)])
+    assert [flag(report, "half", Resource.MEMORY) for report in reports] == [False, False, True, None, None, None, True]
+    assert reports[4].containers[0].memory_used_bytes is None
+    assert reports[4].containers[0].limits.memory_bytes == HALF
+    assert pod_row(reports[-1], "half").breaches[Resource.MEMORY].breaches_total == 1
+
+
+def test_counters_go_on_after_a_driver_outage():
+    half = kai_pod("half")
+    world = ([half, RESERVATION], [gpu(processes=[(10, 1)], busy=[(10, 2.0)])], {10: (half, "main")})
+    reports, _ = play([*ticks(*world, count=2), *ticks(*world, count=1, start=2, nvml=None), *ticks(*world, count=1, start=3)])
+    totals = [row.busy_total.sm if row.busy_total else None for report in reports for row in report.containers]
+    assert totals == [2.0, 4.0, None, 6.0]
+
+
+def test_a_restarted_container_starts_anew_and_its_pod_goes_on():
+    half = kai_pod("half")
+    again = replace(half, containers=(replace(half.containers[0], container_id="f" * 64),))
+    first = snapshot([half, RESERVATION], [gpu(processes=[(10, 9)], busy=[(10, 2.0)])], {10: (half, "main")})
+    second = snapshot([again, RESERVATION], [gpu()], {}, at=5.0)
+    reports, _ = play([first, second])
+    assert (reports[0].containers[0].memory_used_peak_bytes, reports[1].containers[0].memory_used_peak_bytes) == (9, 0)
+    assert reports[1].containers[0].busy_total.sm == 0.0
+    assert pod_row(reports[1], "half").sm_busy_seconds_total == 2.0
+
+
+def test_a_finished_pod_with_a_live_process_shows_its_use_and_raises_no_flag():
+    done = kai_pod("done", phase=PodPhase.SUCCEEDED)
+    reports, _ = play(ticks([done, RESERVATION], [gpu(processes=[(10, TOTAL)])], {10: (done, "main")}, count=4))
+    row = pod_row(reports[-1], "done")
+    assert (row.memory_used_bytes, row.limits.memory_bytes, row.breaches) == (TOTAL, None, {})
+
+
+def test_a_lost_gpu_keeps_its_grants_and_the_others_their_numbers():
+    one, other = pod("one"), pod("other")
+    devices = [(one, [GPU_0]), (other, [GPU_1])]
+    gpus = [gpu(GPU_0, up=False), gpu(GPU_1, [(10, 5)])]
+    reports, _ = play([snapshot([one, other], gpus, {10: (other, "main")}, devices=devices)])
+    assert pod_row(reports[0], "one").memory_used_bytes is None
+    assert pod_row(reports[0], "one").limits.memory_bytes == TOTAL
+    assert pod_row(reports[0], "other", GPU_1).memory_used_bytes == 5
+
+
+def test_a_whole_gpus_time_is_never_above_its_limit_however_the_samples_fall():
+    whole = pod("whole")
+    world = ([whole], [gpu(processes=[(10, 1)], busy=[(10, 5.2)])], {10: (whole, "main")})
+    reports, _ = play(ticks(*world, count=20, devices=[(whole, [GPU_0])]))
+    assert flag(reports[-1], "whole", Resource.COMPUTE) is False
+    assert pod_row(reports[-1], "whole").sm_utilization_ratio == 1.0
+
+
+def test_nothing_is_remembered_of_pods_that_are_gone():
+    memory = NOTHING_REMEMBERED
+    for number in range(50):
+        half = kai_pod(f"pod-{number}", fraction="0.001")
+        each = snapshot([half, RESERVATION], [gpu(processes=[(10, GIB)], busy=[(10, 5.0)])], {10: (half, "main")}, at=5.0 * number)
+        _, memory = build(each, memory, RULES)
+    sizes = [len(getattr(memory, name)) for name in ("container_activity", "pod_activity", "container_breaches", "pod_breaches", "pins")]
+    assert max(sizes) <= 3
+
+
+@st.composite
+def nodes(draw):
+    """A node with some GPUs, pods of several kinds, and processes of anyone on any GPU."""
+    pods = [RESERVATION]
+    devices = []
+    for number in range(draw(st.integers(0, 5))):
+        kind = draw(st.sampled_from(["kai", "whole", "none", "ended"]))
+        containers = draw(st.sampled_from([("main",), ("main", "side")]))
+        if kind == "kai":
+            pods.append(kai_pod(f"pod-{number}", fraction=draw(st.sampled_from(["0.1", "0.5", "x"])), containers=containers))
+        else:
+            phase = PodPhase.FAILED if kind == "ended" else PodPhase.RUNNING
+            pods.append(pod(f"pod-{number}", containers=containers, phase=phase))
+            if kind == "whole":
+                devices.append((pods[-1], [draw(st.sampled_from([GPU_0, GPU_1]))]))
+    owners = {
+        pid: (owner, draw(st.sampled_from([container.name for container in owner.containers])))
+        for pid in range(10, 20)
+        if (owner := draw(st.none() | st.sampled_from(pods))) is not None
+    }
+    memory = st.none() | st.integers(0, 200 * GIB)
+    gpus = [
+        gpu(uuid, draw(st.dictionaries(st.integers(10, 22), memory, max_size=8)).items(), up=draw(st.sampled_from([True, True, False])))
+        for uuid in (GPU_0, GPU_1)
+    ]
+    return pods, gpus, owners, devices
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(nodes(), min_size=1, max_size=4))
+def test_on_every_gpu_containers_and_unattributed_add_up_to_the_processes(worlds):
+    memory = NOTHING_REMEMBERED
+    for number, (pods, gpus, owners, devices) in enumerate(worlds):
+        report, memory = build(snapshot(pods, gpus, owners, at=5.0 * number, devices=devices), memory, RULES)
+        for reading in gpus:
+            uuid = reading.gpu.gpu_uuid
+            row = next(row for row in report.gpus if row.gpu.gpu_uuid == uuid)
+            if not reading.up:
+                assert row.unattributed_bytes is None
+                assert all(each.memory_used_bytes is None for each in report.containers if each.gpu_uuid == uuid)
+                continue
+            of_containers = sum(each.memory_used_bytes or 0 for each in report.containers if each.gpu_uuid == uuid)
+            of_processes = sum(process.memory_used_bytes or 0 for process in reading.processes)
+            assert of_containers + sum(row.unattributed_bytes.values()) == of_processes
+
+
+@settings(max_examples=60, deadline=None)
+@given(nodes(), st.integers(0, 1 << 30))
+def test_the_order_of_lists_changes_nothing(world, seed):
+    pods, gpus, owners, devices = world
+    shuffle = random.Random(seed)  # noqa: S311 - a shuffle that hypothesis can repeat
+
+    def shuffled(items):
+        return shuffle.sample(list(items), len(items))
+
+    mixed = [replace(each, processes=tuple(shuffled(each.processes)) if each.processes else each.processes) for each in shuffled(gpus)]
+    one = build(snapshot(pods, gpus, owners, devices=devices), NOTHING_REMEMBERED, RULES)
+    other = build(snapshot(shuffled(pods), mixed, owners, devices=shuffled(devices)), NOTHING_REMEMBERED, RULES)
+    assert one[0] == replace(other[0], gpus=one[0].gpus)
+    assert [row.memory_allocated_bytes for row in one[0].gpus] == [row.memory_allocated_bytes for row in other[0].gpus]
