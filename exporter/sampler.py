@@ -1,0 +1,249 @@
+"""The loop: reads the sources, builds a report, publishes it. The only writer; readers take one reference to immutable values.
+
+Here, and nowhere else, stands the broad `except`: around one stage of one sample. Whatever a stage raises costs what it would have
+given, is counted and shown, and is logged when the state changes. A source that failed is tried again with a growing delay, capped at 30 s.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from exporter.clock import Clock
+from exporter.exposition import Exposition
+from exporter.health import Health, Histogram, SourceHealth
+from exporter.report import NOTHING_REMEMBERED, Memory, Report, Rules, build
+from exporter.snapshot import KubeletReading, KubernetesReading, NvmlReading, ProcfsReading, Snapshot
+from exporter.sources import FatalSourceError, SourceError
+
+_log = logging.getLogger(__name__)
+
+MAX_BACKOFF_SECONDS = 30.0
+STALE_AFTER_INTERVALS = 3
+
+Value = TypeVar("Value")
+
+
+class NvmlReader(Protocol):
+    """Reads the driver."""
+
+    def read(self) -> NvmlReading:
+        """Answer what the driver says now."""
+        ...
+
+
+class ProcfsReader(Protocol):
+    """Reads processes."""
+
+    def read(self, pids: Iterable[int]) -> ProcfsReading:
+        """Answer the facts of these processes."""
+        ...
+
+
+class KubeletReader(Protocol):
+    """Reads allocations."""
+
+    def read(self) -> KubeletReading:
+        """Answer what the kubelet handed out."""
+        ...
+
+
+class KubernetesReader(Protocol):
+    """Reads pods and the Node object."""
+
+    def read(self) -> KubernetesReading:
+        """Answer what the watch last left."""
+        ...
+
+    def last_reading(self) -> KubernetesReading | None:
+        """Answer what the watches left before one of them failed."""
+        ...
+
+    def pods_are_current(self) -> bool:
+        """Answer whether the pods are up to date, though something else of the API may not be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What is read, handed in by the caller."""
+
+    nvml: NvmlReader
+    procfs: ProcfsReader
+    kubelet: KubeletReader
+    kubernetes: KubernetesReader
+
+
+class _Attempts:
+    """The history of one stage: when it may be tried again, and how it is doing."""
+
+    def __init__(self, name: str, clock: Clock, interval_seconds: float, *, backs_off: bool = True) -> None:
+        self.health = SourceHealth(source=name, up=False, reason="not read yet")
+        self.last_success_monotonic_seconds: float | None = None
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._backs_off = backs_off
+        self._failures = 0
+        self._next_attempt_seconds = float("-inf")
+
+    def attempt(self, read: Callable[[], Value]) -> Value | None:
+        """Answer what the stage gives, or None where it fails or is not to be tried yet. FatalSourceError passes."""
+        started = self._clock.monotonic()
+        # Ticks come a little early or late: half an interval of tolerance keeps "every second tick" just that.
+        if started < self._next_attempt_seconds - self._interval_seconds / 2:
+            return None
+        try:
+            value = read()
+        except FatalSourceError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the one error boundary: whatever a stage raises costs that stage only
+            self._fail(error, started)
+            return None
+        if not self.health.up:
+            _log.info("source=%s state=up", self.health.source)
+        self._failures = 0
+        self._next_attempt_seconds = float("-inf")
+        self.last_success_monotonic_seconds = self._clock.monotonic()
+        self.health = SourceHealth(
+            source=self.health.source,
+            up=True,
+            read_duration_seconds=self.last_success_monotonic_seconds - started,
+            errors_total=self.health.errors_total,
+            last_success_timestamp_seconds=self._clock.time(),
+        )
+        return value
+
+    def _fail(self, error: Exception, started: float) -> None:
+        reason = str(error) if isinstance(error, SourceError) else f"unexpected {type(error).__name__}: {error}"
+        if self.health.reason != reason:
+            _log.warning("source=%s state=down reason=%r", self.health.source, reason, exc_info=not isinstance(error, SourceError))
+        self._failures += 1
+        if self._backs_off:
+            delay = min(self._interval_seconds * 2 ** min(self._failures - 1, 16), MAX_BACKOFF_SECONDS)
+            self._next_attempt_seconds = started + delay
+        self.health = SourceHealth(
+            source=self.health.source,
+            up=False,
+            reason=reason,
+            read_duration_seconds=self._clock.monotonic() - started,
+            errors_total=self.health.errors_total + 1,
+            last_success_timestamp_seconds=self.health.last_success_timestamp_seconds,
+        )
+
+
+class Sampler:
+    """Samples one node. `sample()` and `run()` belong to one thread; `exposition` may be read by any."""
+
+    def __init__(
+        self,
+        *,
+        sources: Sources,
+        clock: Clock,
+        rules: Rules,
+        sample_interval_seconds: float,
+        identity_ttl_seconds: float,
+        config_facts: dict[str, str],
+    ) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._rules = rules
+        self._interval_seconds = sample_interval_seconds
+        self._identity_ttl_seconds = identity_ttl_seconds
+        self._config_facts = config_facts
+        self._created_seconds = clock.monotonic()
+        self._memory: Memory = NOTHING_REMEMBERED
+        self._kubelet_reading: KubeletReading | None = None
+        self._samples_total = 0
+        self._durations = Histogram()
+        self._nvml = _Attempts("nvml", clock, sample_interval_seconds)
+        self._procfs = _Attempts("procfs", clock, sample_interval_seconds)
+        self._kubelet = _Attempts("kubelet", clock, sample_interval_seconds)
+        # Its own threads back off; asking how they are costs nothing.
+        self._kubernetes = _Attempts("kubernetes", clock, sample_interval_seconds, backs_off=False)
+        self._build = _Attempts("report", clock, sample_interval_seconds, backs_off=False)
+        self.exposition = Exposition(None, self._health(), config_facts)
+        """The newest report and its health. Replaced whole, never changed."""
+        self.was_whole = False
+        """Whether there ever was a report for which every source was up."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Sample at every interval until told to stop. Raises FatalSourceError where only a new process can help."""
+        next_sample = self._clock.monotonic()
+        while not stop.is_set():
+            self.sample()
+            now = self._clock.monotonic()
+            # A late sample shifts the beat; samples are not made up for.
+            next_sample = max(next_sample + self._interval_seconds, now)
+            self._clock.wait(stop, next_sample - now)
+
+    def sample(self) -> Exposition:
+        """Read everything once and publish a new exposition; answer it."""
+        started = self._clock.monotonic()
+        snapshot = self._read()
+        built = self._build.attempt(lambda: build(snapshot, self._memory, self._rules))
+        self._samples_total += 1
+        self._durations = self._durations.observe(self._clock.monotonic() - started)
+        if built is not None:
+            report, self._memory = built
+            health = self._health(report)
+            self.was_whole = self.was_whole or all(source.up for source in health.sources)
+            self.exposition = Exposition(report, health, self._config_facts)
+        return self.exposition
+
+    def is_stale(self) -> bool:
+        """Answer whether the newest report is too old to be believed, or there is none."""
+        report = self.exposition.report
+        age_limit = STALE_AFTER_INTERVALS * self._interval_seconds
+        return report is None or self._clock.monotonic() - report.monotonic_seconds > age_limit
+
+    def is_late(self) -> bool:
+        """Answer whether a report has been due for long: the sampler hangs, dies or cannot build one."""
+        report = self.exposition.report
+        since = report.monotonic_seconds if report else self._created_seconds
+        return self._clock.monotonic() - since > STALE_AFTER_INTERVALS * self._interval_seconds
+
+    def _read(self) -> Snapshot:
+        time_seconds, monotonic_seconds = self._clock.time(), self._clock.monotonic()
+        nvml = self._nvml.attempt(self._sources.nvml.read)
+        # Processes after the driver, and allocations after both: a container's allocation is older than its processes.
+        procfs = self._procfs.attempt(lambda: self._sources.procfs.read(_pids(nvml)))
+        kubelet = self._kubelet.attempt(self._sources.kubelet.read)
+        kubernetes = self._kubernetes.attempt(self._sources.kubernetes.read)
+        kubelet_is_current = kubelet is not None
+        kubernetes_is_current = kubernetes is not None or self._sources.kubernetes.pods_are_current()
+        if kubelet is not None:
+            self._kubelet_reading = kubelet
+        elif self._is_remembered(self._kubelet, monotonic_seconds):
+            kubelet = self._kubelet_reading
+        if kubernetes is None and (kubernetes_is_current or self._is_remembered(self._kubernetes, monotonic_seconds)):
+            kubernetes = self._sources.kubernetes.last_reading()
+        return Snapshot(
+            time_seconds=time_seconds,
+            monotonic_seconds=monotonic_seconds,
+            nvml=nvml,
+            procfs=procfs,
+            kubelet=kubelet,
+            kubelet_is_current=kubelet_is_current,
+            kubernetes=kubernetes,
+            kubernetes_is_current=kubernetes_is_current,
+        )
+
+    def _is_remembered(self, attempts: _Attempts, now_seconds: float) -> bool:
+        last = attempts.last_success_monotonic_seconds
+        return last is not None and now_seconds - last <= self._identity_ttl_seconds
+
+    def _health(self, report: Report | None = None) -> Health:
+        return Health(
+            sources=tuple(attempts.health for attempts in (self._nvml, self._procfs, self._kubelet, self._kubernetes)),
+            samples_total=self._samples_total,
+            last_sample_timestamp_seconds=report.time_seconds if report else None,
+            sample_duration=self._durations,
+        )
+
+
+def _pids(nvml: NvmlReading | None) -> set[int]:
+    if nvml is None:
+        return set()
+    listed = {process.pid for gpu in nvml.gpus for process in gpu.processes or ()}
+    return listed | {entry.pid for gpu in nvml.gpus for entry in gpu.busy or ()}

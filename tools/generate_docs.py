@@ -1,0 +1,69 @@
+"""Writes the generated parts of the documentation: the metrics table and the flags. A test holds them equal to the code."""
+
+from pathlib import Path
+
+from exporter.config import FLAGS, show_default
+from exporter.metrics import EXPORTER_METRICS, NODE_METRICS, PREFIX
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+_METRICS_HEAD = """\
+# Metrics
+
+Made from the table in `exporter/metrics.py` by `make docs`.
+
+Base units: bytes, seconds, ratios from 0 to 1. A sample that is absent is unknown; 0 was measured. There is no `node` label: the node is a
+label of the scrape target. A MIG device is a GPU with its own `gpu_uuid` and a parent.
+
+`sum()` over a family means something: every family counts each byte and each second once.
+"""
+
+_FLAGS_HEAD = """\
+# Flags
+
+Made from the table in `exporter/config.py` by `make docs`.
+
+Each flag can also be set by an environment variable: `--breach-hold-seconds` by `FGPU_BREACH_HOLD_SECONDS`. The command line wins. A value
+that cannot be used ends the program with status 2 and one line that says which and why.
+
+| flag | default | meaning |
+|---|---|---|
+"""
+
+
+def render_metrics() -> str:
+    """Answer docs/metrics.md."""
+    parts = [_METRICS_HEAD]
+    for title, rows in (("The node", NODE_METRICS), ("The exporter itself", EXPORTER_METRICS)):
+        parts.append(f"\n## {title}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n")
+        for row in rows:
+            labels = ", ".join(f"`{label}`" for label in row.labels if label != "le")
+            parts.append(f"| `{PREFIX}{row.name}` | {row.kind} | {labels} | {row.help} |\n")
+    parts.append(
+        f"| `{PREFIX}config_info` | gauge | the flags that shape the numbers | The flags that shape the numbers. |\n"
+        f"| `{PREFIX}series_dropped` | gauge | `reason` | Series left out of this exposition because another has the same labels. |\n"
+        "\nBeside these the exporter shows `process_*` and `python_info` of its own process.\n"
+    )
+    return "".join(parts)
+
+
+def render_flags() -> str:
+    """Answer docs/flags.md."""
+    rows = []
+    for flag in FLAGS:
+        default = show_default(flag)
+        rows.append(f"| `--{flag.name}` | {f'`{default}`' if default else ''} | {flag.help} Expects {flag.expected}. |\n")
+    return _FLAGS_HEAD + "".join(rows)
+
+
+GENERATED = {DOCS / "metrics.md": render_metrics, DOCS / "flags.md": render_flags}
+
+
+def main() -> None:
+    """Write every generated file."""
+    for path, render in GENERATED.items():
+        path.write_text(render())
+
+
+if __name__ == "__main__":
+    main()
