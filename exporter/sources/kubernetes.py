@@ -236,6 +236,11 @@ class _Watch(Generic[T]):
         self._expirations = 0
         self._uids_logged: set[str] = set()
 
+    @property
+    def thread(self) -> threading.Thread | None:
+        """Answer the thread that was started last."""
+        return self._thread
+
     def start(self) -> None:
         """Start the thread, or a new one where an unforeseen error has ended it."""
         if not self._stop.is_set() and (self._thread is None or not self._thread.is_alive()):
@@ -515,9 +520,17 @@ class KubernetesSource:
             resource_claims=None if claims is None else tuple(claims[key] for key in sorted(claims)),
         )
 
+    def pods_are_current(self) -> bool:
+        """Answer whether the watch of pods works, whatever the one of the Node object does."""
+        return self._pods.objects is not None and self._pods.failure is None
+
     def processed_version(self) -> dict[str, str]:
         """Answer, for each kind of object that was listed, the resourceVersion up to which readings hold everything."""
         return {watch.resource.name: version for watch in self._watches if (version := watch.processed_version) is not None}
+
+    def watch_threads(self) -> dict[str, threading.Thread]:
+        """Answer, for each kind of object, the thread that watches it, where one was started."""
+        return {watch.resource.name: watch.thread for watch in self._watches if watch.thread is not None}
 
     def malformed_objects(self) -> dict[str, int]:
         """Answer, for each kind of object, how often one came that does not even say which it is."""

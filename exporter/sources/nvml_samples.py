@@ -1,0 +1,229 @@
+"""How long did each process keep a GPU busy: the driver's utilization samples turned into seconds. Pure: memory in, memory out.
+
+The driver keeps some seconds of samples and answers those newer than a time stamp. What surprises about them
+(https://github.com/Syllo/nvtop/issues/110, https://github.com/NVIDIA/go-nvml/issues/51):
+
+- The stamps are microseconds of a clock that no document names. They are only compared with each other.
+- Each process has its own sample times, which may be seconds older than another's. So a sample stands for the time since the same
+  process's previous sample, not since any sample.
+- Asked from the start, the driver answers old samples of processes that have long been idle: the first answer can only be remembered.
+- Some samples cannot be true: PID 0, stamps of 0 or of next year, utilizations above 100 %.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from exporter.snapshot import ProcessBusy
+
+# The driver's shortest sampling period (nvml.h, nvmlUtilization_t).
+_SHORTEST_PERIOD_SECONDS = 1 / 6
+# About how much time the driver's samples cover.
+_RING_SECONDS = 10.0
+_MICROSECONDS = 1_000_000
+# How far a stamp may be ahead of where the driver's clock must be by now. Two clocks that both count seconds do not drift that far.
+_FUTURE_MICROSECONDS = 120 * _MICROSECONDS
+# After so long without anything newer than what was seen last, it is worth a question whether that stamp can be right.
+_DOUBT_AFTER_SECONDS = 60.0
+_MAX_PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the driver says of one process and one moment, unchecked."""
+
+    pid: int
+    time_stamp: int
+    sm_percent: int
+    memory_bandwidth_percent: int
+    encoder_percent: int
+    decoder_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a reading began."""
+
+    number: int
+    """Of the reading: one more than that of the reading before, whether that came to anything or not."""
+    monotonic_seconds: float
+    time_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleMemory:
+    """What is remembered of a GPU's samples from one reading to the next."""
+
+    read_at: Moment
+    last_seen: int = 0
+    """The largest credible stamp; the next question is for newer ones. 0: there never was one."""
+    last_seen_at_seconds: float = 0.0
+    """When that stamp came."""
+    considered_at_seconds: float = 0.0
+    """When it was last certain that the stamp can be right."""
+    newest_of_pid: Mapping[int, int] = field(default_factory=dict)
+    """PID -> the stamp of its newest sample."""
+    rejected: int | None = None
+    """The newest stamp that the previous reading did not believe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an answer of the driver comes to."""
+
+    busy: tuple[ProcessBusy, ...] | None
+    """None: this answer could only be remembered."""
+    memory: SampleMemory
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> samples."""
+
+
+def prime(samples: Sequence[Sample], moment: Moment, pid_max: int) -> Step:
+    """Answer what a first answer comes to: where to go on from. Nothing is known of the time that it covers, unless it is empty."""
+    dropped = Counter(reason for sample in samples if (reason := _reason_for_garbage(sample, pid_max)))
+    good = [sample for sample in samples if _reason_for_garbage(sample, pid_max) is None]
+    credible = _credible_at_first({sample.time_stamp for sample in good}, moment)
+    dropped["bad_timestamp"] += sum(sample.time_stamp not in credible for sample in good)
+    memory = SampleMemory(
+        read_at=moment,
+        last_seen=max(credible, default=0),
+        last_seen_at_seconds=moment.monotonic_seconds,
+        considered_at_seconds=moment.monotonic_seconds,
+        newest_of_pid=_newest({}, [sample for sample in good if sample.time_stamp in credible]),
+    )
+    return Step(None if samples else (), memory, +dropped)
+
+
+def step(memory: SampleMemory, samples: Iterable[Sample], moment: Moment, *, listed_pids: Collection[int] | None, pid_max: int) -> Step:
+    """Answer what the samples since the last reading come to.
+
+    `listed_pids` are the processes that NVML's lists name now or named at the previous reading; None: the lists are not known.
+    """
+    dropped: Counter[str] = Counter()
+    new = [sample for sample in samples if not 0 < sample.time_stamp <= memory.last_seen]
+    credible = _credible({sample.time_stamp for sample in new if sample.time_stamp > 0}, memory, moment)
+    of_pid: dict[int, list[Sample]] = defaultdict(list)
+    for sample in new:
+        reason = _reason_for_garbage(sample, pid_max)
+        if reason is None and sample.time_stamp not in credible:
+            reason = "bad_timestamp"
+        if reason is None and listed_pids is not None and sample.pid not in listed_pids:
+            reason = "unknown_pid"
+        if reason is None:
+            of_pid[sample.pid].append(sample)
+        else:
+            dropped[reason] += 1
+    elapsed_seconds = moment.monotonic_seconds - memory.read_at.monotonic_seconds
+    busy = tuple(
+        _busy(pid, sorted(own, key=lambda sample: sample.time_stamp), memory.newest_of_pid.get(pid), elapsed_seconds)
+        for pid, own in sorted(of_pid.items())
+    )
+    last_seen = max(credible, default=memory.last_seen)
+    newest = _newest(memory.newest_of_pid, [sample for own in of_pid.values() for sample in own])
+    after = SampleMemory(
+        read_at=moment,
+        last_seen=last_seen,
+        last_seen_at_seconds=moment.monotonic_seconds if credible else memory.last_seen_at_seconds,
+        considered_at_seconds=moment.monotonic_seconds if credible else memory.considered_at_seconds,
+        newest_of_pid={pid: stamp for pid, stamp in newest.items() if _is_kept(pid, stamp, last_seen, listed_pids)},
+        rejected=max((sample.time_stamp for sample in new if sample.time_stamp > 0 and sample.time_stamp not in credible), default=None),
+    )
+    return Step(busy, after, dropped)
+
+
+def is_outdated(memory: SampleMemory, moment: Moment) -> bool:
+    """Answer whether readings failed for longer than the driver remembers: what it answers now covers only a part of that time."""
+    was_missed = memory.read_at.number < moment.number - 1
+    return was_missed and moment.monotonic_seconds - memory.read_at.monotonic_seconds > _RING_SECONDS
+
+
+def is_doubtful(memory: SampleMemory, moment: Moment) -> bool:
+    """Answer whether the last seen stamp has had no successor for so long that all samples should be asked for, and `reconsider`ed."""
+    return memory.last_seen > 0 and moment.monotonic_seconds - memory.considered_at_seconds >= _DOUBT_AFTER_SECONDS
+
+
+def reconsider(memory: SampleMemory, samples: Sequence[Sample], moment: Moment, pid_max: int) -> SampleMemory:
+    """Answer the memory after a look at all samples that the driver has.
+
+    On an idle GPU the newest of them is the one seen last. If all are older, then that stamp was wrong, or the driver's clock was set
+    back: the driver would call the GPU idle until its clock gets there. From now on newer ones than these are asked for.
+    """
+    fresh = prime(samples, moment, pid_max).memory
+    if 0 < fresh.last_seen < memory.last_seen:
+        return fresh
+    return replace(memory, considered_at_seconds=moment.monotonic_seconds)
+
+
+def _reason_for_garbage(sample: Sample, pid_max: int) -> str | None:
+    if not 0 < sample.pid <= pid_max:
+        return "bad_pid"
+    if sample.time_stamp <= 0:
+        return "bad_timestamp"
+    percents = (sample.sm_percent, sample.memory_bandwidth_percent, sample.encoder_percent, sample.decoder_percent)
+    if max(percents) > _MAX_PERCENT:
+        return "bad_utilization"
+    return None
+
+
+def _credible(stamps: set[int], memory: SampleMemory, moment: Moment) -> set[int]:
+    """Which of these stamps, all newer than the last seen, may be true: one absurd stamp would silence the GPU until then."""
+    if memory.last_seen == 0:
+        return _credible_at_first(stamps, moment)
+    elapsed = (moment.monotonic_seconds - memory.last_seen_at_seconds) * _MICROSECONDS
+    latest = memory.last_seen + elapsed + _FUTURE_MICROSECONDS
+    # The last seen sample may have been hours old when it came. A stamp that agrees with the wall clock needs no other witness.
+    now = moment.time_seconds * _MICROSECONDS
+    vouched = {stamp for stamp in stamps if stamp <= latest or abs(stamp - now) <= _FUTURE_MICROSECONDS}
+    # Where all of them are ahead, the driver's clock was set forward, if two stamps agree on it.
+    return vouched or _in_company(stamps, memory.rejected)
+
+
+def _credible_at_first(stamps: set[int], moment: Moment) -> set[int]:
+    """Which stamps may be true when there is nothing yet to compare them with: the oldest may be days old."""
+    # A clock that counts from the epoch is the wall clock; one that counts from the boot is far behind it.
+    now = moment.time_seconds * _MICROSECONDS
+    past = {stamp for stamp in stamps if stamp <= now + _FUTURE_MICROSECONDS}
+    return past or _in_company(stamps) or ({min(stamps)} if stamps else set())
+
+
+def _in_company(stamps: set[int], earlier: int | None = None) -> set[int]:
+    """The stamps that have another one close to them; of several such groups the largest."""
+    groups: list[list[int]] = []
+    for stamp in sorted(stamps | ({earlier} if earlier is not None else set())):
+        if groups and stamp - groups[-1][-1] <= _FUTURE_MICROSECONDS:
+            groups[-1].append(stamp)
+        else:
+            groups.append([stamp])
+    largest = max(groups, key=len, default=[])
+    return stamps.intersection(largest) if len(largest) > 1 else set()
+
+
+def _busy(pid: int, samples: Sequence[Sample], previous_stamp: int | None, elapsed_seconds: float) -> ProcessBusy:
+    stamps = [sample.time_stamp for sample in samples]
+    spacings = [(later - earlier) / _MICROSECONDS for earlier, later in pairwise(stamps)]
+    first = _SHORTEST_PERIOD_SECONDS if previous_stamp is None else (stamps[0] - previous_stamp) / _MICROSECONDS
+    # A process that slept since its previous sample was not busy all that time.
+    longest = max(spacings, default=0.0) or elapsed_seconds
+    weights = [min(max(seconds, 0.0), longest) for seconds in (first, *spacings)]
+    pairs = list(zip(samples, weights, strict=True))
+    return ProcessBusy(
+        pid=pid,
+        sm_seconds=sum(sample.sm_percent * seconds for sample, seconds in pairs) / _MAX_PERCENT,
+        memory_bandwidth_seconds=sum(sample.memory_bandwidth_percent * seconds for sample, seconds in pairs) / _MAX_PERCENT,
+        encoder_seconds=sum(sample.encoder_percent * seconds for sample, seconds in pairs) / _MAX_PERCENT,
+        decoder_seconds=sum(sample.decoder_percent * seconds for sample, seconds in pairs) / _MAX_PERCENT,
+    )
+
+
+def _newest(known: Mapping[int, int], samples: Iterable[Sample]) -> dict[int, int]:
+    newest = dict(known)
+    for sample in samples:
+        newest[sample.pid] = max(sample.time_stamp, newest.get(sample.pid, 0))
+    return newest
+
+
+def _is_kept(pid: int, stamp: int, last_seen: int, listed_pids: Collection[int] | None) -> bool:
+    if listed_pids is not None:
+        return pid in listed_pids
+    return last_seen - stamp <= _RING_SECONDS * _MICROSECONDS
