@@ -193,6 +193,8 @@ class Memory:
     pod_breaches: Mapping[tuple[str, str, Resource], Breach] = field(default_factory=dict)
     pins: Mapping[str, Pins] = field(default_factory=dict)
     """By pod UID."""
+    believed: frozenset[str] = frozenset()
+    """UIDs of pods whose device ids of the kubelet are placement, whatever their annotations come to say."""
     held_slice_devices: tuple[SliceDevice, ...] = ()
     """Devices of ResourceSlices that someone holds: the slices go when their driver stops, the devices do not."""
     listed_by_kubelet: frozenset[tuple[str, str]] = frozenset()
@@ -234,6 +236,7 @@ class _Build:
             self.known_gpus[uid].add(uuid)
         self.grants: dict[str, Grant] = {}
         self.pins: dict[str, Pins] = {}
+        self.believed: frozenset[str] = frozenset()
         self.container_activity: dict[tuple[ContainerKey, str], Activity] = {}
         self.pod_activity: dict[tuple[str, str], Activity] = {}
         self.container_breaches: dict[tuple[ContainerKey, str, Resource], Breach] = {}
@@ -289,7 +292,8 @@ class _Build:
     # --- claims ---
 
     def _build_grants(self) -> None:
-        granter = Granter(self.node)
+        granter = Granter(self.node, self.memory.believed)
+        self.believed = granter.believed
         for pod in self.pods:
             used = {container: frozenset(uuids) for container, uuids in self.used_by_pod.get(pod.uid, {}).items()}
             grant, pins = granter.grant(pod, self.memory.pins.get(pod.uid, {}), used)
@@ -644,6 +648,7 @@ class _Build:
             container_breaches=self.container_breaches,
             pod_breaches=self.pod_breaches,
             pins=self.pins,
+            believed=self.believed,
             held_slice_devices=held_devices(self.node),
         )
 

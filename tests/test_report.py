@@ -219,6 +219,32 @@ def test_an_annotation_removed_or_made_unreadable_loosens_nothing():
         assert [error.system for error in reports[-1].claim_errors] == ["kai"]
 
 
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"hami.io/vgpu-devices-allocated": f"{GPU_0},NVIDIA,80000,0:;"},
+        {"hami.io/vgpu-devices-allocated": "garbage"},
+        {"hami.io/vgpu-devices-allocated": f"{GPU_0},NVIDIA,80000,0:;", "hami.io/bind-phase": "allocating"},
+        {"scheduling.koordinator.sh/device-allocated": "{"},
+        {"volcano.sh/vgpu-ids-new": f"{GPU_0},NVIDIA,80000,0:"},
+        {"ALIYUN_COM_GPU_MEM_IDX": "0"},
+    ],
+    ids=["HAMi", "HAMi unreadable", "HAMi allocating", "Koordinator", "Volcano", "Aliyun"],
+)
+def test_an_annotation_that_comes_later_does_not_hide_what_the_kubelet_said(annotations):
+    sliced = pod("sliced")
+    ids = KubeletReading(pods=(), allocatable=(Devices("nvidia.com/gpu", tuple(f"{GPU_0}::{number}" for number in range(4))),))
+    devices = [(sliced, [f"{GPU_0}::0"])]
+    world = ([gpu(processes=[(10, 30 * GIB)])], {10: (sliced, "main")})
+    before = snapshot([sliced], *world, devices=devices)
+    kubelet = replace(before.kubelet, allocatable=ids.allocatable)
+    edited = replace(sliced, annotations=annotations)
+    later = ticks([edited], *world, count=4, start=1, kubelet=kubelet)
+    reports, _ = play([replace(before, kubelet=kubelet), *later])
+    assert reports[-1].containers[0].limits.memory_bytes == 20389 * MIB
+    assert flag(reports[-1], "sliced", Resource.MEMORY) is True
+
+
 def test_a_new_pod_of_the_same_name_is_judged_by_its_own_words():
     first, second = kai_pod("half", uid="uid-1"), kai_pod("half", uid="uid-2", fraction="0.9")
     reports, memory = play([snapshot([first, RESERVATION], [gpu()]), snapshot([second, RESERVATION], [gpu()], at=5.0)])

@@ -25,7 +25,7 @@ from exporter.claims.pins import Pins, resolve_pinned
 from exporter.claims.time_slicing import SYSTEM as TIME_SLICING
 from exporter.claims.volcano import SYSTEM as VOLCANO
 from exporter.claims.whole_gpu import SYSTEM as WHOLE_GPU
-from exporter.snapshot import Pod
+from exporter.snapshot import Pod, PodAllocation
 
 SYSTEMS: tuple[System, ...] = (
     KAI,
@@ -67,11 +67,22 @@ class Grant:
 class Granter:
     """Answers what each pod of one node was given. Made anew for each snapshot."""
 
-    def __init__(self, node: Node, systems: tuple[System, ...] = SYSTEMS) -> None:
+    def __init__(self, node: Node, believed: frozenset[str] = frozenset(), systems: tuple[System, ...] = SYSTEMS) -> None:
+        """Take the node, and the UIDs of pods whose device ids of the kubelet were believed before."""
         self._gpus = node.gpus
-        placed_otherwise = {(pod.namespace, pod.name) for pod in node.pods if any(system.places_by_annotation(pod) for system in systems)}
-        # Device ids of a pod that its system places by annotation are no placement, and only that system may look at them.
-        kubelet_placed = {key: value for key, value in node.allocations.items() if key not in placed_otherwise}
+        # A device id of a pod that its system places by annotation is no placement. Systems annotate before they bind, so an annotation
+        # that comes later is the author's, and must not make the pod's GPUs unknown.
+        placed_otherwise = {
+            pod.uid for pod in node.pods if pod.uid not in believed and any(system.places_by_annotation(pod) for system in systems)
+        }
+        names = {(pod.namespace, pod.name) for pod in node.pods if pod.uid in placed_otherwise}
+        kubelet_placed = {key: value for key, value in node.allocations.items() if key not in names}
+        self.believed = frozenset(
+            pod.uid
+            for pod in node.pods
+            if pod.uid in believed or (pod.uid not in placed_otherwise and _has_devices(node.allocations.get((pod.namespace, pod.name))))
+        )
+        """UIDs of the pods whose device ids of the kubelet are believed from now on."""
         others_view = replace(node, allocations=kubelet_placed)
         self._resolvers = [(system, system.resolver(others_view)) for system in systems]
 
@@ -111,6 +122,10 @@ class Granter:
             ),
             kept,
         )
+
+
+def _has_devices(allocation: PodAllocation | None) -> bool:
+    return allocation is not None and any(container.devices or container.dynamic_devices for container in allocation.containers)
 
 
 def _gpus_by_container(allocations: set[Allocation], used: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:

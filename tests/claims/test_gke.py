@@ -72,6 +72,10 @@ def test_the_nodes_label_tells_the_shares_where_the_kubelet_lists_none():
     assert claims(node({"main": ["nvidia0/vgpu1"]}, clients="5", allocatable=())) == [("main", MINOR_0, 4607 * MIB, 0.2)]
 
 
+def test_what_the_kubelet_lists_counts_before_the_nodes_label():
+    assert claims(node({"main": ["nvidia1/vgpu1"]}, clients="8")) == [("main", MINOR_1, 3840 * MIB, 0.25)]
+
+
 @pytest.mark.parametrize("clients", [None, "", "x", "0", "1", "-4"])
 def test_where_nothing_tells_the_shares_there_is_an_allocation_and_no_claim(clients):
     answer = resolve(node({"main": ["nvidia0/vgpu1"]}, clients=clients, allocatable=()))
