@@ -19,6 +19,8 @@ from exporter.snapshot import ProcessBusy
 
 # The driver's shortest sampling period (nvml.h, nvmlUtilization_t).
 _SHORTEST_PERIOD_SECONDS = 1 / 6
+# Its longest one: where a process has several samples, a longer gap between two of them is time that it slept.
+_LONGEST_PERIOD_SECONDS = 1.0
 # About how much time the driver's samples cover.
 _RING_SECONDS = 10.0
 _MICROSECONDS = 1_000_000
@@ -204,7 +206,7 @@ def _busy(pid: int, samples: Sequence[Sample], previous_stamp: int | None, elaps
     spacings = [(later - earlier) / _MICROSECONDS for earlier, later in pairwise(stamps)]
     first = _SHORTEST_PERIOD_SECONDS if previous_stamp is None else (stamps[0] - previous_stamp) / _MICROSECONDS
     # A process that slept since its previous sample was not busy all that time.
-    longest = max(spacings, default=0.0) or elapsed_seconds
+    longest = min(max(spacings), _LONGEST_PERIOD_SECONDS) if spacings else elapsed_seconds
     weights = [min(max(seconds, 0.0), longest) for seconds in (first, *spacings)]
     pairs = list(zip(samples, weights, strict=True))
     return ProcessBusy(
