@@ -14,6 +14,7 @@ from prometheus_client.core import Metric as Family
 from exporter import __version__
 from exporter.breach import Breach
 from exporter.health import SAMPLE_DURATION_BUCKETS_SECONDS, Health, SourceHealth
+from exporter.judge import Resource
 from exporter.report import (
     ClaimErrorReport,
     ClaimReport,
@@ -22,7 +23,6 @@ from exporter.report import (
     PodInfo,
     PodReport,
     Report,
-    Resource,
 )
 
 PREFIX = "fgpu_"
@@ -94,9 +94,9 @@ POD: Entity[Report, PodReport] = Entity(
     lambda row: (row.namespace, row.pod, row.gpu_uuid),
 )
 
-CONTAINER_LIMIT: Entity[Report, tuple[ContainerReport, Resource]] = Entity(
+CONTAINER_LIMIT: Entity[Report, tuple[ContainerReport, Resource, Breach]] = Entity(
     (*CONTAINER.labels, "resource"),
-    lambda report: ((row, resource) for row in report.containers for resource in row.exceeded),
+    lambda report: ((row, resource, breach) for row in report.containers for resource, breach in row.breaches.items()),
     lambda item: (*CONTAINER.values(item[0]), item[1].value),
 )
 
@@ -216,7 +216,7 @@ NODE_METRICS: tuple[Metric[Report], ...] = (
     CONTAINER_LIMIT.gauge(
         "container_limit_exceeded",
         "1 while the container has been above its own limit for longer than the hold, else 0; absent while use or limit is unknown.",
-        lambda item: item[0].exceeded[item[1]],
+        lambda item: item[2].exceeded,
     ),
     CONTAINER.info(
         "container_info",

@@ -6,15 +6,15 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from exporter.activity import NO_ACTIVITY, Activity, add_busy, add_memory
-from exporter.breach import Breach, Verdict, step
+from exporter.breach import Breach, Verdict
 from exporter.claims import Grant, Granter
 from exporter.claims.claim import Claim, Node
 from exporter.claims.dra import held_devices
 from exporter.claims.kai import GpuGroup, gpu_groups, queue
 from exporter.claims.pins import Pins
+from exporter.judge import ContainerBreaches, ContainerKey, Judge, PodBreaches, Resource
 from exporter.limits import (
     ContainerLimits,
     PodLimits,
@@ -35,14 +35,6 @@ from exporter.usage import (
     build_gpu_usage,
     build_identities,
 )
-
-
-class Resource(StrEnum):
-    """What a limit is about."""
-
-    MEMORY = "memory"
-    COMPUTE = "compute"
-    UNALLOCATED = "unallocated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +73,8 @@ class ContainerReport:
     limits: ContainerLimits
     sm_utilization_ratio: float | None
     busy_total: BusySeconds | None
-    exceeded: Mapping[Resource, bool | None]
-    """Only the dimensions in which it has a limit."""
+    breaches: Mapping[Resource, Breach]
+    """Only in the dimensions in which it has a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,15 +161,6 @@ class Report:
 # --- what is remembered between reports ---
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerKey:
-    """A container by its id; one that has none yet by its name. A restarted container is another one."""
-
-    pod_uid: str
-    container: str
-    container_id: str | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """What has to be known of the past. All of it goes with the pod, container or GPU that it is about."""
@@ -189,8 +172,8 @@ class Memory:
     identities: Mapping[int, Identity] = field(default_factory=dict)
     container_activity: Mapping[tuple[ContainerKey, str], Activity] = field(default_factory=dict)
     pod_activity: Mapping[tuple[str, str], Activity] = field(default_factory=dict)
-    container_breaches: Mapping[tuple[ContainerKey, str, Resource], Breach] = field(default_factory=dict)
-    pod_breaches: Mapping[tuple[str, str, Resource], Breach] = field(default_factory=dict)
+    container_breaches: ContainerBreaches = field(default_factory=dict)
+    pod_breaches: PodBreaches = field(default_factory=dict)
     pins: Mapping[str, Pins] = field(default_factory=dict)
     """By pod UID."""
     believed: frozenset[str] = frozenset()
@@ -239,8 +222,13 @@ class _Build:
         self.believed: frozenset[str] = frozenset()
         self.container_activity: dict[tuple[ContainerKey, str], Activity] = {}
         self.pod_activity: dict[tuple[str, str], Activity] = {}
-        self.container_breaches: dict[tuple[ContainerKey, str, Resource], Breach] = {}
-        self.pod_breaches: dict[tuple[str, str, Resource], Breach] = {}
+        self.judge = Judge(
+            time_seconds=snapshot.time_seconds,
+            monotonic_seconds=snapshot.monotonic_seconds,
+            hold_seconds=rules.breach_hold_seconds,
+            container_breaches=memory.container_breaches,
+            pod_breaches=memory.pod_breaches,
+        )
 
     def _node(self, kubernetes: KubernetesReading) -> Node:
         kubelet = self.snapshot.kubelet
@@ -333,9 +321,17 @@ class _Build:
             limits = build_container_limits(claims.get((uuid, container.name), ()))
             if use is None and usage is not None:
                 use = Use()
-            reading = self.readings.get(uuid)
-            tells = usage is not None and reading is not None and usage.busy_by_owner is not None
-            key = ContainerKey(pod.uid, container.name, container.container_id)
+            tells = usage is not None and usage.busy_by_owner is not None
+            breaches: Mapping[Resource, Breach] = {}
+            if self._is_judged(pod, grant):
+                breaches = self.judge.judge_container(
+                    ContainerKey(pod.uid, container.name, container.container_id),
+                    uuid,
+                    limits,
+                    use=use,
+                    compute_mean_ratio=self._compute_mean(activity, uuid),
+                    limits_may_be_missing=self._limits_may_be_missing(grant),
+                )
             reports.append(
                 ContainerReport(
                     namespace=pod.namespace,
@@ -350,7 +346,7 @@ class _Build:
                     limits=limits,
                     sm_utilization_ratio=self._utilization(activity) if tells else None,
                     busy_total=activity.busy_total if tells else None,
-                    exceeded=self._step_container(pod, grant, key, uuid, limits, use, activity),
+                    breaches=breaches,
                 )
             )
         return reports
@@ -400,6 +396,18 @@ class _Build:
         memory_used_bytes = None
         if usage is not None and is_there and None not in used:
             memory_used_bytes = sum(value for value in used if value is not None)
+        breaches: Mapping[Resource, Breach] = {}
+        if self._is_judged(pod, grant):
+            breaches = self.judge.judge_pod(
+                pod.uid,
+                uuid,
+                limits,
+                memory_used_bytes=memory_used_bytes,
+                compute_mean_ratio=self._compute_mean(activity, uuid),
+                of_containers=(container.breaches for container in containers),
+                unallocated=None if pod.namespace in self.system_namespaces else self._unallocated_verdict(pod, grant, uuid),
+                limits_may_be_missing=self._limits_may_be_missing(grant),
+            )
         return PodReport(
             namespace=pod.namespace,
             pod=pod.name,
@@ -409,114 +417,24 @@ class _Build:
             limits=limits,
             sm_utilization_ratio=self._utilization(activity) if tells and is_there else None,
             sm_busy_seconds_total=activity.busy_total.sm if tells and activity.busy_total else None,
-            breaches=self._step_pod(pod, grant, uuid, limits, memory_used_bytes, activity, containers),
+            breaches=breaches,
         )
 
     # --- breaches ---
 
-    def _step_container(
-        self,
-        pod: Pod,
-        grant: Grant,
-        key: ContainerKey,
-        uuid: str,
-        limits: ContainerLimits,
-        use: Use | None,
-        activity: Activity,
-    ) -> dict[Resource, bool | None]:
-        if pod.ended or grant.plumbing:
-            return {}
-        verdicts = {
-            Resource.MEMORY: self._container_memory_verdict(grant, limits, use),
-            Resource.COMPUTE: self._compute_verdict(grant, limits.container_compute_ratio, activity, uuid),
-        }
-        exceeded = {}
-        for resource, verdict in verdicts.items():
-            limited = (limits.memory_bytes if resource is Resource.MEMORY else limits.container_compute_ratio) is not None
-            breach = self._step(self.memory.container_breaches.get((key, uuid, resource)), verdict, resource, limited=limited)
-            if breach is not None:
-                self.container_breaches[key, uuid, resource] = breach
-                exceeded[resource] = breach.exceeded
-        return exceeded
-
-    def _container_memory_verdict(self, grant: Grant, limits: ContainerLimits, use: Use | None) -> Verdict:
-        used = use.memory_used_bytes if use else None
-        largest = use.largest_process_bytes if use else None
-        return _any_above(
-            (
-                self._verdict(grant, limits.container_memory_bytes, used),
-                self._verdict(grant, limits.process_memory_bytes, largest),
-            )
-        )
-
-    def _compute_verdict(self, grant: Grant, limit_ratio: float | None, activity: Activity, uuid: str) -> Verdict:
-        usage = self.usage.get(uuid)
-        tells = usage is not None and usage.busy_by_owner is not None
-        mean = activity.full_window_sm_ratio(self.now, self.rules.compute_window_seconds) if tells else None
-        # Sampling noise can carry the mean above 1, and no one can take more than the whole GPU.
-        return self._verdict(grant, limit_ratio, None if mean is None else min(mean, 1.0))
-
-    def _verdict(self, grant: Grant, limit: float | None, used: float | None) -> Verdict:
-        """Answer one look. A claim that could not be told might be tighter than those that could: only "above" is certain then."""
-        if limit is None:
-            return Verdict.UNKNOWN if self._limits_may_be_missing(grant) else Verdict.NO_LIMIT
-        if used is None:
-            return Verdict.UNKNOWN
-        if used > limit:
-            return Verdict.ABOVE
-        return Verdict.UNKNOWN if grant.incomplete else Verdict.BELOW
+    def _is_judged(self, pod: Pod, grant: Grant) -> bool:
+        return not (pod.ended or grant.plumbing)
 
     def _limits_may_be_missing(self, grant: Grant) -> bool:
         return grant.incomplete or self.snapshot.kubelet is None or self.snapshot.kubernetes is None
 
-    def _step_pod(
-        self,
-        pod: Pod,
-        grant: Grant,
-        uuid: str,
-        limits: PodLimits,
-        memory_used_bytes: int | None,
-        activity: Activity,
-        containers: list[ContainerReport],
-    ) -> dict[Resource, Breach]:
-        if pod.ended or grant.plumbing:
-            return {}
-        looks = {
-            Resource.MEMORY: [self._verdict(grant, limits.memory_bytes, memory_used_bytes)],
-            Resource.COMPUTE: [self._compute_verdict(grant, limits.compute_ratio, activity, uuid)],
-        }
-        limited = {
-            resource for resource, limit in zip(looks, (limits.memory_bytes, limits.compute_ratio), strict=True) if limit is not None
-        }
-        for container in containers:
-            key = ContainerKey(pod.uid, container.container, container.container_id)
-            for resource in container.exceeded:
-                looks[resource].append(self.container_breaches[key, uuid, resource].verdict)
-                limited.add(resource)
-        verdicts = {resource: _any_above(of_resource) for resource, of_resource in looks.items()}
-        if pod.namespace not in self.system_namespaces:
-            verdicts[Resource.UNALLOCATED] = self._unallocated_verdict(pod, grant, uuid)
-            limited.add(Resource.UNALLOCATED)
-        breaches = {}
-        for resource, verdict in verdicts.items():
-            before = self.memory.pod_breaches.get((pod.uid, uuid, resource))
-            breach = self._step(before, verdict, resource, limited=resource in limited)
-            if breach is not None:
-                self.pod_breaches[pod.uid, uuid, resource] = breach
-                breaches[resource] = breach
-        return breaches
-
-    def _step(self, breach: Breach | None, verdict: Verdict, resource: Resource, *, limited: bool) -> Breach | None:
-        if breach is None and not limited:
+    def _compute_mean(self, activity: Activity, uuid: str) -> float | None:
+        usage = self.usage.get(uuid)
+        if usage is None or usage.busy_by_owner is None:
             return None
-        return step(
-            breach or Breach(),
-            verdict,
-            time_seconds=self.snapshot.time_seconds,
-            monotonic_seconds=self.now,
-            # A mean over a window has its hold in it.
-            hold_seconds=0.0 if resource is Resource.COMPUTE else self.rules.breach_hold_seconds,
-        )
+        mean = activity.full_window_sm_ratio(self.now, self.rules.compute_window_seconds)
+        # Sampling noise can carry the mean above 1, and no one can take more than the whole GPU.
+        return None if mean is None else min(mean, 1.0)
 
     def _is_allocated(self, grant: Grant, uuid: str) -> bool:
         gpu = self.gpus.get(uuid)
@@ -645,15 +563,9 @@ class _Build:
             remembered,
             container_activity=self.container_activity,
             pod_activity=self.pod_activity,
-            container_breaches=self.container_breaches,
-            pod_breaches=self.pod_breaches,
+            container_breaches=self.judge.container_breaches,
+            pod_breaches=self.judge.pod_breaches,
             pins=self.pins,
             believed=self.believed,
             held_slice_devices=held_devices(self.node),
         )
-
-
-def _any_above(verdicts: Iterable[Verdict]) -> Verdict:
-    """Answer what several looks at one resource say together: above if any is, unknown if any other might be."""
-    seen = frozenset(verdicts)
-    return next((verdict for verdict in (Verdict.ABOVE, Verdict.UNKNOWN, Verdict.BELOW) if verdict in seen), Verdict.NO_LIMIT)

@@ -7,11 +7,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from exporter.breach import Breach, State, Verdict
 from exporter.exposition import Exposition, Format, accepts_gzip, choose_format
 from exporter.health import Health, Histogram, SourceHealth
+from exporter.judge import Resource
 from exporter.limits import ContainerLimits
 from exporter.metrics import EXPORTER_METRICS, MAX_LABEL_CHARACTERS, NODE_METRICS
-from exporter.report import ContainerReport, Report, Resource
+from exporter.report import ContainerReport, Report
 
 NAMES = [row.name for row in (*NODE_METRICS, *EXPORTER_METRICS)]
 
@@ -30,7 +32,7 @@ def container(**more):
         "limits": ContainerLimits(),
         "sm_utilization_ratio": None,
         "busy_total": None,
-        "exceeded": {},
+        "breaches": {},
     }
     return ContainerReport(**(values | more))
 
@@ -73,10 +75,10 @@ def test_the_unknown_gives_no_sample():
 
 
 def test_a_flag_is_one_or_zero_or_absent():
-    flags = {Resource.MEMORY: True, Resource.COMPUTE: False}
-    written = lines("fgpu_container_limit_exceeded", container(exceeded=flags))
+    above, below = Breach(state=State.EXCEEDED, verdict=Verdict.ABOVE), Breach(verdict=Verdict.BELOW)
+    written = lines("fgpu_container_limit_exceeded", container(breaches={Resource.MEMORY: above, Resource.COMPUTE: below}))
     assert sorted(line.rsplit("}", 1)[1] for line in written) == [" 0.0", " 1.0"]
-    assert lines("fgpu_container_limit_exceeded", container(exceeded={Resource.MEMORY: None})) == []
+    assert lines("fgpu_container_limit_exceeded", container(breaches={Resource.MEMORY: Breach(verdict=Verdict.UNKNOWN)})) == []
 
 
 def test_a_series_that_repeats_is_dropped_and_counted():

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.report import NOTHING_REMEMBERED, Resource, Rules, build
+from exporter.judge import Resource
+from exporter.report import NOTHING_REMEMBERED, Rules, build
 from exporter.snapshot import (
     CgroupRef,
     Container,

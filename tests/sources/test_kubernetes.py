@@ -776,6 +776,7 @@ def test_slices_and_claims_are_read_where_that_is_asked_for(server, watch):
     uuids = {device.device_name: device.gpu_uuid for device in reading.slice_devices}
     assert uuids["gpu-0"] == "GPU-5a1e7c0e-3b0d-4a59-9e57-0d6a5c7f1b22"
     assert [(claim.namespace, claim.name) for claim in reading.resource_claims] == [("dra", "per-request-both-gjql5")]
+    eventually(lambda: server.watches(SLICES))
     assert [query.get("fieldSelector") for verb, path, query in server.requests if path == SLICES] == ["spec.nodeName=node-a"] * 2
     assert set(source.processed_version()) == {"pods", "nodes", "resourceslices", "resourceclaims"}
 

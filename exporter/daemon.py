@@ -1,0 +1,78 @@
+"""The running program: a sampler on its thread, an HTTP server, signals. What it samples is handed in."""
+
+import logging
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from types import FrameType
+
+from exporter import __version__
+from exporter.clock import Clock
+from exporter.config import Config, config_facts
+from exporter.endpoints import build_routes
+from exporter.exposition import Exposition, Format
+from exporter.report import Rules
+from exporter.sampler import Sampler, Sources
+from exporter.server import Server
+from exporter.sources import FatalSourceError
+
+_log = logging.getLogger(__name__)
+
+
+def make_sampler(config: Config, sources: Sources, clock: Clock) -> Sampler:
+    """Answer a sampler of these sources under the rules that the flags set."""
+    rules = Rules(
+        utilization_window_seconds=config.utilization_window_seconds,
+        compute_window_seconds=config.compute_window_seconds,
+        breach_hold_seconds=config.breach_hold_seconds,
+        kai_reservation_namespaces=frozenset(config.kai_reservation_namespaces),
+        system_namespaces=frozenset(config.system_namespaces),
+    )
+    return Sampler(
+        sources=sources,
+        clock=clock,
+        rules=rules,
+        sample_interval_seconds=config.sample_interval_seconds,
+        identity_ttl_seconds=config.identity_ttl_seconds,
+        config_facts=config_facts(config),
+    )
+
+
+def serve(config: Config, sampler: Sampler, stack: ExitStack) -> int:
+    """Sample and answer scrapes until a signal says to stop; answer the exit status. What is on the stack ends within 2 s."""
+    stop = threading.Event()
+
+    def stop_on_signal(number: int, _frame: FrameType | None) -> None:
+        _log.info("state=stopping signal=%s", signal.Signals(number).name)
+        stop.set()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, stop_on_signal)
+
+    server = Server(address=config.listen_address, port=config.port, routes=build_routes(sampler), web_config=config.web_config_file)
+    server.start()
+    stack.callback(server.close)
+    _log.info("state=started version=%s address=%s port=%d", __version__, config.listen_address, server.port)
+
+    fatal: list[FatalSourceError] = []
+
+    def sample() -> None:
+        try:
+            sampler.run(stop)
+        except FatalSourceError as error:
+            fatal.append(error)
+            stop.set()
+
+    # A daemon, so that a call of the driver that never returns cannot keep the process from ending.
+    threading.Thread(target=sample, name="sampler", daemon=True).start()
+    stop.wait()
+    if fatal:
+        raise fatal[0]
+    return 0
+
+
+def print_exposition(exposition: Exposition) -> None:
+    """Print one exposition to standard output."""
+    sys.stdout.buffer.write(exposition.render(Format.TEXT, compressed=False))
+    sys.stdout.flush()
