@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exporter import __version__
+from exporter.duration import parse_duration
 
 DEFAULT_SYSTEM_NAMESPACES = (
     "kube-system",
@@ -98,16 +99,6 @@ def _level(text: str) -> str:
     return text
 
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def _duration(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", text)
-    if not match:
-        raise ValueError(text)
-    return float(match[1]) * _UNITS[match[2]]
-
-
 FLAGS: tuple[Flag, ...] = (
     Flag("node-name", str, "a name", "Kubernetes name of this node; without it NODE_NAME of the environment is taken."),
     Flag("listen-address", str, "an IP address", "Address to listen on; `::` is every address, of IPv4 too.", default="::"),
@@ -176,7 +167,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("scenario", Path, "a file", "Run on a simulated node from this scenario file."),
     Flag("demo", _switch, "true or false", "Run on the built-in simulated node.", default=False),
     Flag("once", _switch, "true or false", "Print one exposition to standard output and exit.", default=False),
-    Flag("at", _duration, "a time like 90s, 5m or 1h", "With --scenario and --once: the moment of the timeline to print."),
+    Flag("at", parse_duration, "a time like 90s, 5m or 1h", "With --scenario and --once: the moment of the timeline to print."),
 )
 
 _FIELDS = {"at": "at_seconds"}

@@ -88,6 +88,6 @@ def _claim(system: str, container: Container, gpu_uuid: str, devices: list[Devic
 def asks_for(container: Container, resource: str) -> bool:
     """Answer whether the container's limits hold the resource above zero. The API server writes 4000 as `4k`."""
     try:
-        return parse_quantity(container.resource_limits.get(resource, "0")) > 0
+        return resource in container.resource_limits and parse_quantity(container.resource_limits[resource]) > 0
     except ValueError:
         return False

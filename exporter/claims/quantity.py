@@ -84,16 +84,20 @@ def _parse_float(text: str) -> float:
     return float(text) if len(text) <= _MAX_DIGITS and _FLOAT.fullmatch(text) else math.nan
 
 
-def parse_quantity(text: str) -> int:
-    """Answer a Kubernetes quantity in whole units (bytes of memory), rounded up; negative ones are refused."""
+def parse_exact_quantity(text: str) -> Fraction:
+    """Answer a Kubernetes quantity as it stands: `100m` of a CPU is 1/10."""
     match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_DIGITS else None
     if match is None:
         raise ValueError(f"{shown(text)} is no quantity like 8Gi or 4096M")
     amount, suffix, exponent = Fraction(match[1]), match[2] or "", match[3]
     if suffix in _BINARY_SUFFIXES:
-        amount *= 1 << _BINARY_SUFFIXES[suffix]
-    else:
-        amount *= Fraction(10) ** (int(exponent) if exponent else _SUFFIXES[suffix])
+        return amount * (1 << _BINARY_SUFFIXES[suffix])
+    return amount * Fraction(10) ** (int(exponent) if exponent else _SUFFIXES[suffix])
+
+
+def parse_quantity(text: str) -> int:
+    """Answer a Kubernetes quantity in whole units (bytes of memory), rounded up; negative ones are refused."""
+    amount = parse_exact_quantity(text)
     if not 0 <= amount <= MAX_BYTES:
         raise ValueError(f"{shown(text)} is no amount from 0 to 2^63-1")
     return math.ceil(amount)

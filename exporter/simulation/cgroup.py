@@ -8,8 +8,8 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
+from exporter.claims.quantity import parse_exact_quantity
 from exporter.simulation.document import Json
-from exporter.simulation.quantity import parse_exactly
 
 HOST_PROCESS = "0::/system.slice/host.service\n"
 
@@ -74,7 +74,7 @@ def _nonzero(amounts: Json) -> Mapping[str, Fraction]:
     read = {}
     for resource in _QOS_RESOURCES:
         try:
-            read[resource] = parse_exactly(str(amounts.get(resource, 0)))
+            read[resource] = parse_exact_quantity(str(amounts.get(resource, 0)))
         except ValueError:
             continue
     return {resource: amount for resource, amount in read.items() if amount > 0}

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from exporter.simulation.quantity import parse_duration, parse_quantity
+from exporter.claims.quantity import parse_quantity
+from exporter.duration import parse_duration
 
 T = TypeVar("T")
 E = TypeVar("E")

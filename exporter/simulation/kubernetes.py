@@ -23,6 +23,7 @@ from exporter.simulation.node import Machine, NodeState
 _HOST = "127.0.0.1"
 _FIRST_VERSION = 1000
 _CREATED = "2026-01-01T00:00:00Z"
+_CHANGES_KEPT = 1024
 _BOOKMARK_SECONDS = 60.0
 # A client gives up a silent watch and an unanswered request after so long. On a simulated clock its own time-outs would take as long in
 # truth, so the connection is cut for it.
@@ -263,6 +264,11 @@ class SimulatedApi:
             new = _encode(collection.kind, key, wanted, self._version)
             collection.changes.append(_Change(self._version, previous, new))
             collection.objects[key] = new
+        if len(collection.changes) > _CHANGES_KEPT:
+            # A real server, too, remembers only so much: who asks for less than this is told that it has expired.
+            forgotten = len(collection.changes) - _CHANGES_KEPT // 2
+            collection.oldest = max(collection.oldest, collection.changes[forgotten - 1].version)
+            del collection.changes[:forgotten]
 
     def _expire(self) -> None:
         self._version += 1
@@ -406,7 +412,7 @@ class SimulatedApi:
             self._changed.wait_for(lambda: watch.end or (watch.cursor < watch.goal and self._hangs_since_seconds is None))
             if watch.end is _End.CUT:
                 raise ConnectionAbortedError("cut")
-            if watch.end is _End.EXPIRED:
+            if watch.end is _End.EXPIRED or (watch.end is None and 0 < watch.cursor < watch.collection.oldest):
                 watch.end = _End.TIME
                 return _event("ERROR", _status(HTTPStatus.GONE, "Expired", f"too old resource version: {watch.cursor} ({self._version})"))
             if watch.end is not None:

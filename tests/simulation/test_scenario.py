@@ -40,7 +40,7 @@ WRONG = [
     ("gpus:\n  - uuid: G\n    index: '0'", 4, "gpus[0].index", "expected a whole number from 0 to 255, found '0'"),
     ("gpus:\n  - uuid: G\n    index: 010", 4, "gpus[0].index", "expected a whole number"),
     ("gpus:\n  - uuid: G\n    memory_total: 10GB", 4, "gpus[0].memory_total", "expected a Kubernetes quantity such as 10Gi"),
-    ("gpus:\n  - uuid: G\n    memory_total: -1", 4, "gpus[0].memory_total", "it is negative"),
+    ("gpus:\n  - uuid: G\n    memory_total: -1", 4, "gpus[0].memory_total", "is no amount from 0"),
     ("gpus:\n  - uuid: G\n    memory_used: hidden", 4, "gpus[0].memory_used", "expected a Kubernetes quantity"),
     ("gpus:\n  - uuid: G\n    fault: broken", 4, "gpus[0].fault", "expected one of lost, hang, unknown, no_permission, none"),
     ("gpus:\n  - uuid: G\n    mig:\n      - {uuid: M}\n      - {uuid: M}", 6, "gpus[0].mig[1]", "the uuid M stands here twice"),
