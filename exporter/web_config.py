@@ -67,7 +67,7 @@ _HEADERS: Mapping[str, tuple[str, ...] | None] = {
 }
 
 _DURATION_UNITS_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_DURATION_PART = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(ns|us|µs|ms|s|m|h)")
 
 _Table = dict[str, Any]
 _Read = Callable[[Path], bytes]
@@ -192,10 +192,11 @@ def parse_web_config(text: str, folder: Path, read: _Read) -> WebConfig:
     """
     try:
         document = yaml.load(text, _StrictLoader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date like 2026-13-45 is a ValueError, a thousand brackets recurse
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
-        raise WebConfigError(f"{where}not YAML: {getattr(error, 'problem', None) or error}") from error
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise WebConfigError(f"{where}not YAML: {problem}") from error
     root = _table("the file", document, ("tls_server_config", "http_server_config", "basic_auth_users", "rate_limit"))
     http = _section(root, "http_server_config", ("http2", "headers"))
     _flag(http, "http_server_config", "http2", default=True)
@@ -305,7 +306,7 @@ def _load_certificate(context: ssl.SSLContext, section: _Table, folder: Path, re
         try:
             context.load_cert_chain(certificate_path, private_key_path, refuse_password)
         except ssl.SSLError as error:
-            do_not_fit = error.reason == "KEY_VALUES_MISMATCH"
+            do_not_fit = error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
             what = "the certificate and the key do not belong together" if do_not_fit else f"not usable ({error})"
             raise WebConfigError(f"tls_server_config.{certificate_key} and {private_key_key}: {what}") from error
 

@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,14 @@ def test_a_document_names_only_flags_that_exist(path):
 def test_a_document_links_only_to_files_that_exist(path):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_readme_shows_what_the_demo_says():
+    shown = re.findall(r"^fgpu_.*\{.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", "exporter", "--demo", "--once", "--at", "140s"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert len(shown) > 10
+    assert [line for line in shown if line not in said] == []
 
 
 def test_every_sharing_system_is_documented():
