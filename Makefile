@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv system-packages demo test lint format docs clean
+.PHONY: help venv system-packages kubernetes-tools demo test fuzz fuzz-long reliability day lint format docs manifests image image-requirements clean
 
 help: ## Say what the targets do.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -18,11 +18,32 @@ $(BIN)/.installed: pyproject.toml
 system-packages: ## Install what the tests use of the system (a C compiler, Prometheus), where that is possible.
 	@sh tools/system-packages.sh
 
+kubernetes-tools: ## Fetch helm and kubectl, which the tests of deploy/ run, where that is possible.
+	@sh tools/kubernetes-tools.sh
+
 demo: venv ## Run the exporter on the built-in simulated node: http://localhost:9844/metrics
 	$(BIN)/python -m exporter --demo
 
-test: system-packages venv ## Run the whole suite.
+test: system-packages kubernetes-tools venv ## Run the whole suite.
 	$(BIN)/python -m pytest
+
+FUZZ_SECONDS ?= 60
+
+fuzz: venv ## Fuzz each parser, guided by coverage, for FUZZ_SECONDS (60) each; needs Python 3.11 to 3.13.
+	$(BIN)/python -m pip install --quiet 'atheris>=3'
+	@for target in fuzz/corpus/*; do \
+	  echo "$$(basename $$target)" && $(BIN)/python fuzz/fuzz.py "$$(basename $$target)" -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=1024 -verbosity=0 || exit 1; \
+	done
+
+fuzz-long: venv ## Run the property tests of what is parsed and granted with 10,000 examples each: about half an hour.
+	$(BIN)/python -m pytest --hypothesis-profile=nightly tests/claims tests/sources
+
+reliability: venv ## Run the tests of faults and write what they measured into docs/reliability.md.
+	$(BIN)/python -m pytest tests/test_faults.py -o junit_family=xunit1 --junitxml=build/faults.xml
+	$(BIN)/python tools/write_reliability.py build/faults.xml
+
+day: venv ## Play a day with churn and faults on a simulated node and hold every number to the truth.
+	$(BIN)/python bench/day.py
 
 lint: venv ## Check style and types.
 	$(BIN)/ruff check
@@ -33,8 +54,24 @@ format: venv ## Write the code in the project's style.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: venv ## Write the generated parts of the documentation anew.
+docs: venv ## Write the generated parts of the documentation, the boards and the operator's rules anew.
 	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python tools/generate_prometheusrule.py
+	$(BIN)/python -m dashboards.generate
+
+manifests: kubernetes-tools venv ## Write the manifests that are made from the Helm chart anew.
+	$(BIN)/python tools/render_manifests.py .tools/helm4
+
+image: ## Build the container image without a daemon or a registry: root, buildah and debootstrap are needed.
+	tools/build-image.sh
+
+# What only the asyncio half of the kubernetes package needs; the image has neither.
+NOT_IN_IMAGE := aiohappyeyeballs aiohttp aiohttp-retry aiosignal attrs frozenlist multidict propcache yarl
+
+image-requirements: venv ## Choose anew, by version and hash, what the image is made of.
+	$(BIN)/python -m pip install --quiet pip-tools
+	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
+	  --no-header --strip-extras $(NOT_IN_IMAGE:%=--unsafe-package %) --output-file deploy/image-requirements.txt pyproject.toml
 
 clean: ## Remove everything that the other targets made.
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .tools build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -76,6 +76,11 @@ class Breach:
     breaches_total: int = 0
 
     @property
+    def is_on(self) -> bool:
+        """Whether a breach is going on, seen or frozen."""
+        return self.state in _FLAG_UP
+
+    @property
     def exceeded(self) -> bool | None:
         """Whether the limit counts as exceeded now; None while that is unknown or there is no limit."""
         return self.state in _FLAG_UP if self.verdict in _KNOWN else None

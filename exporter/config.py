@@ -43,8 +43,12 @@ class Config:
     identity_ttl_seconds: float
     kai_reservation_namespaces: tuple[str, ...]
     system_namespaces: tuple[str, ...]
+    max_series: int
     kubelet_socket: Path
+    pod_source: str
+    kubelet_pods_socket: Path
     proc_path: Path
+    host_path: Path | None
     kubeconfig: Path | None
     dra: bool
     log_level: str
@@ -82,6 +86,13 @@ def _port(text: str) -> int:
     return value
 
 
+def _count_of_series(text: str) -> int:
+    value = int(text)
+    if not 100 <= value <= 10_000_000:  # noqa: PLR2004 - the row says it
+        raise ValueError(text)
+    return value
+
+
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if any(not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", name) for name in names):
@@ -94,7 +105,20 @@ def _switch(text: str) -> bool:
 
 
 def _level(text: str) -> str:
-    if text not in ("debug", "info", "warning", "error"):
+    if text.lower() not in ("debug", "info", "warning", "error"):
+        raise ValueError(text)
+    return text.lower()
+
+
+def _existing_file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise ValueError(text)
+    return path
+
+
+def _pod_source(text: str) -> str:
+    if text not in ("kubernetes", "kubelet", "auto"):
         raise ValueError(text)
     return text
 
@@ -154,14 +178,42 @@ FLAGS: tuple[Flag, ...] = (
         default=DEFAULT_SYSTEM_NAMESPACES,
     ),
     Flag(
+        "max-series",
+        _count_of_series,
+        "a number from 100 to 10000000",
+        "Most series about the node that are given; beyond it whole pods are left out, those with little memory in use first.",
+        default=20_000,
+    ),
+    Flag(
         "kubelet-socket",
         Path,
         "a path",
         "The kubelet's pod-resources socket. Mount its directory: the socket is made anew when the kubelet starts.",
         default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
     ),
+    Flag(
+        "pod-source",
+        _pod_source,
+        "kubernetes, kubelet or auto",
+        "Who tells the pods: the API server; the kubelet's Pods API alone, without the Node object and its labels; or the API server, and "
+        "the kubelet while that does not answer.",
+        default="kubernetes",
+    ),
+    Flag(
+        "kubelet-pods-socket",
+        Path,
+        "a path",
+        "The socket of the kubelet's Pods API (feature gate PodsAPI). Mount its directory.",
+        default=Path("/var/lib/kubelet/pods-api/pods-api.sock"),
+    ),
     Flag("proc-path", Path, "a folder", "The host's proc file system.", default=Path("/proc")),
-    Flag("kubeconfig", Path, "a file", "How to reach the API server from outside of a cluster."),
+    Flag(
+        "host-path",
+        Path,
+        "a folder",
+        "Where the host's file system is mounted: what HAMi-core itself counts is read below it. Without it that is not read.",
+    ),
+    Flag("kubeconfig", _existing_file, "a file that is there", "How to reach the API server from outside of a cluster."),
     Flag("dra", _switch, "true or false", "Read ResourceSlices and ResourceClaims (needs RBAC on resource.k8s.io).", default=False),
     Flag("log-level", _level, "debug, info, warning or error", "What is logged, to standard error.", default="info"),
     Flag("scenario", Path, "a file", "Run on a simulated node from this scenario file."),
@@ -178,6 +230,18 @@ class _OneLineParser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
+# Kubernetes sets FGPU_PORT=tcp://10.96.1.2:9844 in every pod beside a Service called fgpu, and more that begins with FGPU_.
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://.*")
+_SERVICE_LINK_NAME = re.compile(r"FGPU_(.*_)?(SERVICE_HOST|SERVICE_PORT.*|PORT(_[0-9]+_.*)?)")
+
+
+def unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Answer the variables that look like flags and are none, sorted: misspelt ones."""
+    known = {_environment_name(flag) for flag in FLAGS}
+    candidates = (name for name in environment if name.startswith("FGPU_") and not _SERVICE_LINK_NAME.fullmatch(name))
+    return tuple(sorted(name for name in candidates if name not in known))
+
+
 def _environment_name(flag: Flag) -> str:
     return "FGPU_" + flag.name.upper().replace("-", "_")
 
@@ -189,14 +253,15 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Co
         description="Prometheus exporter for shared GPUs: which pod uses how much, how much it was given, and whether it takes more.",
         epilog="Every flag can be set by an environment variable too: --breach-hold-seconds by FGPU_BREACH_HOLD_SECONDS.",
         allow_abbrev=False,
+        usage="%(prog)s [flags]",
     )
     parser.add_argument("--version", action="version", version=f"fgpu-exporter {__version__}")
     for flag in FLAGS:
-        text = flag.help if flag.default in (None, False) else f"{flag.help} (default: {show_default(flag)})"
+        text = f"{flag.help} Expects {flag.expected}." + (f" Default: {show_default(flag)}" if show_default(flag) else "")
         if flag.parse is _switch:
             parser.add_argument(f"--{flag.name}", nargs="?", const="true", metavar="true|false", help=text)
         else:
-            parser.add_argument(f"--{flag.name}", metavar=flag.expected.upper().replace("%", "%%"), help=text)
+            parser.add_argument(f"--{flag.name}", metavar=flag.name.rpartition("-")[2].upper(), help=text)
     given = vars(parser.parse_args(arguments))
     values: dict[str, Any] = {}
     for flag in FLAGS:
@@ -213,6 +278,8 @@ def _value(flag: Flag, given: str | None, environment: Mapping[str, str]) -> Any
     if text is None:
         name = _environment_name(flag)
         text = environment.get(name)
+        if _SERVICE_LINK.fullmatch(text or ""):
+            text = None
     if text is None:
         return flag.default
     try:
@@ -226,6 +293,10 @@ def _check_together(config: Config) -> None:
         raise ConfigError("--demo and --scenario: give one of them, the demo is a scenario")
     if config.at_seconds is not None and not (config.once and (config.scenario or config.demo)):
         raise ConfigError("--at: only together with --once and --scenario (or --demo)")
+    if config.pod_source != "kubernetes" and (config.demo or config.scenario):
+        raise ConfigError(f"--pod-source {config.pod_source}: the kubelet of a simulated node has no Pods API")
+    if config.dra and config.pod_source == "kubelet":
+        raise ConfigError("--dra and --pod-source kubelet: ResourceSlices and ResourceClaims are read from the API server alone")
     if not config.node_name and not config.demo and not config.scenario:
         raise ConfigError("--node-name: not given, and NODE_NAME is not set; in a pod, set it from the field spec.nodeName")
 
@@ -254,5 +325,5 @@ def config_facts(config: Config) -> dict[str, str]:
 
 def fail(message: str) -> int:
     """Say why the program cannot start, in one line, and answer the exit status for that."""
-    print(f"fgpu-exporter: {message}", file=sys.stderr)  # noqa: T201 - a person reads this
+    sys.stderr.write(f"fgpu-exporter: {message}\n")  # in one piece, whoever else writes there
     return 2

@@ -28,6 +28,7 @@ def make_sampler(config: Config, sources: Sources, clock: Clock) -> Sampler:
         breach_hold_seconds=config.breach_hold_seconds,
         kai_reservation_namespaces=frozenset(config.kai_reservation_namespaces),
         system_namespaces=frozenset(config.system_namespaces),
+        max_series=config.max_series,
     )
     return Sampler(
         sources=sources,

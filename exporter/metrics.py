@@ -213,6 +213,17 @@ NODE_METRICS: tuple[Metric[Report], ...] = (
         lambda row: row.busy_total.decoder if row.busy_total else None,
     ),
     CONTAINER.gauge("container_processes", "Processes of the container on this GPU.", lambda row: row.processes),
+    CONTAINER.gauge(
+        "container_hami_core_memory_used_bytes",
+        "Memory that HAMi-core itself counts for the container's living processes: what went through the library, without CUDA contexts, "
+        "so less than the driver says. Needs --host-path.",
+        lambda row: row.hami_core.memory_used_bytes,
+    ),
+    CONTAINER.gauge(
+        "container_hami_core_memory_limit_bytes",
+        "The limit that HAMi-core itself works with; absent with several GPUs of unequal limits, whose order it does not tell.",
+        lambda row: row.hami_core.memory_limit_bytes,
+    ),
     CONTAINER_LIMIT.gauge(
         "container_limit_exceeded",
         "1 while the container has been above its own limit for longer than the hold, else 0; absent while use or limit is unknown.",
@@ -323,6 +334,12 @@ NODE_METRICS: tuple[Metric[Report], ...] = (
         "Share of time in which any kernel ran on the GPU, as the driver says.",
         lambda row: row.reading.utilization_ratio if row.reading else None,
     ),
+    GPU.gauge(
+        "gpu_sm_utilization_ratio",
+        "Mean share of multiprocessors that were busy since the previous sample, of a MIG device's whole GPU instance (Hopper and later). "
+        "It is never put on a container, which may share the instance.",
+        lambda row: row.reading.sm_utilization_ratio if row.reading else None,
+    ),
     GPU.gauge("gpu_memory_allocated_bytes", "Sum of the pods' memory limits on this GPU.", lambda row: row.memory_allocated_bytes),
     GPU.gauge("gpu_compute_allocated_ratio", "Sum of the pods' compute limits on this GPU.", lambda row: row.compute_allocated_ratio),
     GPU.gauge("gpu_pods", "Pods that have a claim or an allocation on this GPU, system pods left out.", lambda row: row.pods),
@@ -348,6 +365,11 @@ NODE_METRICS: tuple[Metric[Report], ...] = (
         "Devices that the driver counts and that do not even give a uuid.",
         lambda report: report.gpus_unidentified,
     ),
+    NODE.gauge(
+        "pods_dropped",
+        "Pods left out with all of their series because there would be more series than --max-series.",
+        lambda report: report.pods_over_limit,
+    ),
     Metric(
         name="kai_gpu_group_info",
         kind="gauge",
@@ -363,6 +385,13 @@ NODE_METRICS: tuple[Metric[Report], ...] = (
         help="Things that the driver said and that cannot be true, by reason.",
         labels=("reason",),
         samples=lambda report: (((reason,), count) for reason, count in report.dropped_samples_total.items()),
+    ),
+    Metric(
+        name="hostfiles_unreadable",
+        kind="gauge",
+        help="Files of HAMi-core that are there and give nothing, by reason; absent without --host-path.",
+        labels=("reason",),
+        samples=lambda report: (((reason.value,), count) for reason, count in (report.hostfiles_unreadable or {}).items()),
     ),
 )
 
@@ -400,7 +429,7 @@ EXPORTER_METRICS: tuple[Metric[Health], ...] = (
 
 def build_families(report: Report | None, health: Health, config_facts: dict[str, str]) -> Iterator[Family]:
     """Answer the metric families of the exporter and, where there is one, of the report. Equal input gives equal output."""
-    dropped: Counter[str] = Counter({"repeated": 0})
+    dropped: Counter[str] = Counter({"repeated": 0, "over_limit": report.series_over_limit if report else 0})
     if report is not None:
         for row in NODE_METRICS:
             yield from _families(row, report, dropped)
@@ -417,7 +446,7 @@ def build_families(report: Report | None, health: Health, config_facts: dict[str
     dropped_row: Metric[Counter[str]] = Metric(
         name="series_dropped",
         kind="gauge",
-        help="Series left out of this exposition because another has the same labels.",
+        help="Series left out of this exposition: another has the same labels (repeated), or there are too many (over_limit).",
         labels=("reason",),
         samples=lambda counts: (((reason,), count) for reason, count in counts.items()),
     )

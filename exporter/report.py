@@ -22,7 +22,18 @@ from exporter.limits import (
     build_pod_limits,
     group_by_gpu_and_container,
 )
-from exporter.snapshot import Container, Gpu, GpuReading, KubernetesReading, NvmlReading, Pod, SliceDevice, Snapshot
+from exporter.regions import NOT_COUNTED, CoreCount, build_core_counts
+from exporter.snapshot import (
+    Container,
+    Gpu,
+    GpuReading,
+    KubernetesReading,
+    NvmlReading,
+    Pod,
+    SliceDevice,
+    Snapshot,
+    UnreadableFile,
+)
 from exporter.usage import (
     IDLE,
     BusySeconds,
@@ -47,6 +58,8 @@ class Rules:
     kai_reservation_namespaces: frozenset[str] = frozenset({"kai-resource-reservation", "runai-reservation"})
     system_namespaces: frozenset[str] = frozenset()
     """Pods of these are never flagged as unallocated. The reservation namespaces are among them, named or not."""
+    max_series: int = 20_000
+    """Series about the node; a report that would have more is left without some of its pods."""
 
     @property
     def longest_window_seconds(self) -> float:
@@ -75,6 +88,8 @@ class ContainerReport:
     busy_total: BusySeconds | None
     breaches: Mapping[Resource, Breach]
     """Only in the dimensions in which it has a limit."""
+    hami_core: CoreCount = NOT_COUNTED
+    """What HAMi-core itself says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +171,12 @@ class Report:
     gpus_unidentified: int | None = None
     gpu_groups: tuple[GpuGroup, ...] = ()
     dropped_samples_total: Mapping[str, int] = field(default_factory=dict)
+    hostfiles_unreadable: Mapping[UnreadableFile, int] | None = None
+    """By every reason; None where host files are not read."""
+    pods_over_limit: int = 0
+    """Pods left out because there would be too many series."""
+    series_over_limit: int = 0
+    """The series that those pods would have had."""
 
 
 # --- what is remembered between reports ---
@@ -180,6 +201,8 @@ class Memory:
     """UIDs of pods whose device ids of the kubelet are placement, whatever their annotations come to say."""
     held_slice_devices: tuple[SliceDevice, ...] = ()
     """Devices of ResourceSlices that someone holds: the slices go when their driver stops, the devices do not."""
+    region_limits: Mapping[tuple[Owner, str], int] = field(default_factory=dict)
+    """The memory limit that a region of HAMi-core last told for a container on a GPU: it stands while no process of it runs."""
     listed_by_kubelet: frozenset[tuple[str, str]] = frozenset()
     """Pods that the kubelet named when it last answered."""
     dropped_samples_total: Mapping[str, int] = field(default_factory=dict)
@@ -217,6 +240,8 @@ class _Build:
         self.known_gpus: dict[str, set[str]] = defaultdict(set)
         for uid, uuid in memory.pod_activity:
             self.known_gpus[uid].add(uuid)
+        self.core_counts: dict[tuple[Owner, str], CoreCount] = {}
+        self.region_limits: dict[tuple[Owner, str], int] = {}
         self.grants: dict[str, Grant] = {}
         self.pins: dict[str, Pins] = {}
         self.believed: frozenset[str] = frozenset()
@@ -248,6 +273,7 @@ class _Build:
 
     def run(self) -> tuple[Report, Memory]:
         self._build_usage()
+        self._build_core_counts()
         self._build_grants()
         containers, pods = [], []
         for pod in self.pods:
@@ -277,14 +303,37 @@ class _Build:
             for owner, busy in (usage.busy_by_owner or {}).items():
                 self.busy_by_pod[owner.pod_uid, uuid] = self.busy_by_pod.get((owner.pod_uid, uuid), IDLE) + busy
 
+    # --- what HAMi-core counts ---
+
+    def _build_core_counts(self) -> None:
+        hostfiles, procfs = self.snapshot.hostfiles, self.snapshot.procfs
+        if hostfiles is not None and procfs is not None:
+            alive = {pid: identity.owner for pid, identity in self.identities.items() if pid in procfs.processes}
+            counts = build_core_counts(hostfiles.regions, alive)
+            # Where the driver does not tell a GPU's processes, no one knows which of the region's are alive.
+            self.core_counts = {key: count if key[1] in self.usage else NOT_COUNTED for key, count in counts.items()}
+        present = {
+            Owner(pod.uid, container.name, container.container_id or "")
+            for pod in self.pods
+            for container in pod.containers
+            if container.holds_claims
+        }
+        self.region_limits = {key: limit for key, limit in self.memory.region_limits.items() if key[0] in present}
+        for key, count in self.core_counts.items():
+            if count.memory_limit_bytes is not None:
+                self.region_limits[key] = count.memory_limit_bytes
+
     # --- claims ---
 
     def _build_grants(self) -> None:
         granter = Granter(self.node, self.memory.believed)
         self.believed = granter.believed
+        region_limits: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+        for (owner, uuid), limit in self.region_limits.items():
+            region_limits[owner.pod_uid][owner.container, uuid] = limit
         for pod in self.pods:
             used = {container: frozenset(uuids) for container, uuids in self.used_by_pod.get(pod.uid, {}).items()}
-            grant, pins = granter.grant(pod, self.memory.pins.get(pod.uid, {}), used)
+            grant, pins = granter.grant(pod, self.memory.pins.get(pod.uid, {}), used, region_limits[pod.uid])
             self.grants[pod.uid] = grant
             if pins:
                 self.pins[pod.uid] = pins
@@ -312,7 +361,7 @@ class _Build:
         usage = self.usage.get(uuid)
         holds = {allocation.container for allocation in grant.allocations if allocation.gpu_uuid == uuid}
         holds |= {container for gpu_uuid, container in claims if gpu_uuid == uuid}
-        for container in pod.containers:
+        for container in self._containers_on(pod, uuid, holds):
             owner = Owner(pod.uid, container.name, container.container_id or "")
             use = usage.by_owner.get(owner) if usage else None
             activity = self._advance_container(pod, container, owner, uuid, use)
@@ -347,9 +396,17 @@ class _Build:
                     sm_utilization_ratio=self._utilization(activity) if tells else None,
                     busy_total=activity.busy_total if tells else None,
                     breaches=breaches,
+                    hami_core=self.core_counts.get((owner, uuid), NOT_COUNTED),
                 )
             )
         return reports
+
+    def _containers_on(self, pod: Pod, uuid: str, holds: set[str]) -> list[Container]:
+        """Answer the containers that can have anything on a GPU. An author may write thousands of containers and GPUs that never are."""
+        is_listed = uuid in self.gpus
+        if not is_listed and not holds:
+            return []
+        return [each for each in pod.containers if each.name in holds or (is_listed and each.container_id is not None)]
 
     def _advance_container(self, pod: Pod, container: Container, owner: Owner, uuid: str, use: Use | None) -> Activity:
         key = (ContainerKey(pod.uid, container.name, container.container_id), uuid)
@@ -482,6 +539,7 @@ class _Build:
             gpus_unidentified=nvml.gpus_unidentified if nvml else None,
             gpu_groups=gpu_groups(self.node),
             dropped_samples_total=self._dropped_samples_total(nvml),
+            hostfiles_unreadable=self._hostfiles_unreadable(),
         )
 
     def _pod_info(self, pod: Pod) -> PodInfo:
@@ -536,6 +594,10 @@ class _Build:
         before = self.memory.dropped_samples_total
         return {reason: before.get(reason, 0) + now.get(reason, 0) for reason in sorted({*_DROP_REASONS, *before, *now})}
 
+    def _hostfiles_unreadable(self) -> dict[UnreadableFile, int] | None:
+        hostfiles = self.snapshot.hostfiles
+        return None if hostfiles is None else {reason: hostfiles.unreadable.get(reason, 0) for reason in UnreadableFile}
+
     # --- what stays ---
 
     def _remember(self, dropped_samples_total: Mapping[str, int]) -> Memory:
@@ -566,6 +628,7 @@ class _Build:
             container_breaches=self.judge.container_breaches,
             pod_breaches=self.judge.pod_breaches,
             pins=self.pins,
+            region_limits=self.region_limits,
             believed=self.believed,
             held_slice_devices=held_devices(self.node),
         )

@@ -13,14 +13,21 @@ from typing import Protocol, TypeVar
 from exporter.clock import Clock
 from exporter.exposition import Exposition
 from exporter.health import Health, Histogram, SourceHealth
+from exporter.journal import breach_changes
 from exporter.report import NOTHING_REMEMBERED, Memory, Report, Rules, build
-from exporter.snapshot import KubeletReading, KubernetesReading, NvmlReading, ProcfsReading, Snapshot
+from exporter.series_limit import cut_to_size
+from exporter.snapshot import HostfilesReading, KubeletReading, KubernetesReading, NvmlReading, ProcfsReading, Snapshot
 from exporter.sources import FatalSourceError, SourceError
 
 _log = logging.getLogger(__name__)
 
 MAX_BACKOFF_SECONDS = 30.0
 STALE_AFTER_INTERVALS = 3
+
+# The label with which NVIDIA's MIG manager says how far it is, and its word for the time in which nobody may hold the driver:
+# https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
+_MIG_STATE_LABEL = "nvidia.com/mig.config.state"
+_MIG_PENDING = "pending"
 
 Value = TypeVar("Value")
 
@@ -30,6 +37,10 @@ class NvmlReader(Protocol):
 
     def read(self) -> NvmlReading:
         """Answer what the driver says now."""
+        ...
+
+    def release(self) -> bool:
+        """Let go of the driver until it is read again; answer whether that worked."""
         ...
 
 
@@ -65,6 +76,14 @@ class KubernetesReader(Protocol):
         ...
 
 
+class HostfilesReader(Protocol):
+    """Reads host files."""
+
+    def read(self, containers: Iterable[tuple[str, str]], pids: Iterable[int]) -> HostfilesReading:
+        """Answer what the host's files say of these containers, (pod UID, name), and of these processes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """What is read, handed in by the caller."""
@@ -73,6 +92,8 @@ class Sources:
     procfs: ProcfsReader
     kubelet: KubeletReader
     kubernetes: KubernetesReader
+    hostfiles: HostfilesReader | None = None
+    """None: they are not to be read, and nothing is said of them."""
 
 
 class _Attempts:
@@ -113,6 +134,26 @@ class _Attempts:
             last_success_timestamp_seconds=self._clock.time(),
         )
         return value
+
+    def pause(self, release: Callable[[], bool], why: str) -> None:
+        """Let go of the source, for a reason that is no failure of it: nothing is counted, and the next attempt may be at once."""
+        try:
+            is_released = release()
+        except Exception as error:  # noqa: BLE001 - as in attempt
+            self._fail(error, self._clock.monotonic())
+            return
+        reason = f"left alone while {why}" if is_released else f"to be left alone while {why}, but a call does not return"
+        if self.health.reason != reason:
+            _log.info("source=%s state=paused reason=%r", self.health.source, reason)
+        self._failures = 0
+        self._next_attempt_seconds = float("-inf")
+        self.health = SourceHealth(
+            source=self.health.source,
+            up=False,
+            reason=reason,
+            errors_total=self.health.errors_total,
+            last_success_timestamp_seconds=self.health.last_success_timestamp_seconds,
+        )
 
     def _fail(self, error: Exception, started: float) -> None:
         reason = str(error) if isinstance(error, SourceError) else f"unexpected {type(error).__name__}: {error}"
@@ -161,6 +202,7 @@ class Sampler:
         self._kubelet = _Attempts("kubelet", clock, sample_interval_seconds)
         # Its own threads back off; asking how they are costs nothing.
         self._kubernetes = _Attempts("kubernetes", clock, sample_interval_seconds, backs_off=False)
+        self._hostfiles = _Attempts("hostfiles", clock, sample_interval_seconds)
         self._build = _Attempts("report", clock, sample_interval_seconds, backs_off=False)
         self.exposition = Exposition(None, self._health(), config_facts)
         """The newest report and its health. Replaced whole, never changed."""
@@ -181,15 +223,39 @@ class Sampler:
         """Read everything once and publish a new exposition; answer it."""
         started = self._clock.monotonic()
         snapshot = self._read()
-        built = self._build.attempt(lambda: build(snapshot, self._memory, self._rules))
+        built = self._build.attempt(lambda: self._build_report(snapshot))
         self._samples_total += 1
         self._durations = self._durations.observe(self._clock.monotonic() - started)
+        # Without a new report the old one stands until it is stale, and how the sources are doing is told all the same.
+        report = self.exposition.report
         if built is not None:
-            report, self._memory = built
-            health = self._health(report)
-            self.was_whole = self.was_whole or all(source.up for source in health.sources)
-            self.exposition = Exposition(report, health, self._config_facts)
+            before, (report, self._memory) = report, built
+            for line in breach_changes(before, report):
+                _log.info("%s", line)
+            self._log_pods_over_limit(report)
+        health = self._health(report)
+        self.was_whole = self.was_whole or (built is not None and all(source.up for source in health.sources))
+        self.exposition = Exposition(report, health, self._config_facts)
         return self.exposition
+
+    def _build_report(self, snapshot: Snapshot) -> tuple[Report, Memory]:
+        report, memory = build(snapshot, self._memory, self._rules)
+        return cut_to_size(report, self._rules.max_series), memory
+
+    def _log_pods_over_limit(self, report: Report) -> None:
+        before = self.exposition.report
+        if bool(report.pods_over_limit) == bool(before and before.pods_over_limit):
+            return
+        if report.pods_over_limit:
+            _log.warning(
+                "series=over_limit max_series=%d pods_left_out=%d series_left_out=%d hint=%r",
+                self._rules.max_series,
+                report.pods_over_limit,
+                report.series_over_limit,
+                "raise --max-series, or look for a pod with very many containers or GPUs",
+            )
+        else:
+            _log.info("series=within_limit max_series=%d", self._rules.max_series)
 
     def is_stale(self) -> bool:
         """Answer whether the newest report is too old to be believed, or there is none."""
@@ -205,7 +271,7 @@ class Sampler:
 
     def _read(self) -> Snapshot:
         time_seconds, monotonic_seconds = self._clock.time(), self._clock.monotonic()
-        nvml = self._nvml.attempt(self._sources.nvml.read)
+        nvml = self._read_nvml(monotonic_seconds)
         # Processes after the driver, and allocations after both: a container's allocation is older than its processes.
         procfs = self._procfs.attempt(lambda: self._sources.procfs.read(_pids(nvml)))
         kubelet = self._kubelet.attempt(self._sources.kubelet.read)
@@ -218,6 +284,11 @@ class Sampler:
             kubelet = self._kubelet_reading
         if kubernetes is None and (kubernetes_is_current or self._is_remembered(self._kubernetes, monotonic_seconds)):
             kubernetes = self._sources.kubernetes.last_reading()
+        hostfiles = None
+        if (reader := self._sources.hostfiles) is not None:
+            # A PID means something only where /proc is the host's.
+            pids = procfs.processes.keys() if procfs else ()
+            hostfiles = self._hostfiles.attempt(lambda: reader.read(_containers(kubernetes), pids))
         return Snapshot(
             time_seconds=time_seconds,
             monotonic_seconds=monotonic_seconds,
@@ -227,19 +298,42 @@ class Sampler:
             kubelet_is_current=kubelet_is_current,
             kubernetes=kubernetes,
             kubernetes_is_current=kubernetes_is_current,
+            hostfiles=hostfiles,
         )
+
+    def _read_nvml(self, now_seconds: float) -> NvmlReading | None:
+        if self._is_mig_pending(now_seconds):
+            self._nvml.pause(self._sources.nvml.release, f"the node's label {_MIG_STATE_LABEL} says {_MIG_PENDING}")
+            return None
+        return self._nvml.attempt(self._sources.nvml.read)
+
+    def _is_mig_pending(self, now_seconds: float) -> bool:
+        """Whether the GPUs are about to be divided anew, which fails while any process holds the driver."""
+        reading = self._sources.kubernetes.last_reading()
+        if reading is None or reading.node is None or reading.node.labels.get(_MIG_STATE_LABEL) != _MIG_PENDING:
+            return False
+        # A label that nobody has confirmed for so long must not blind the exporter for ever.
+        return self._kubernetes.last_success_monotonic_seconds is None or self._is_remembered(self._kubernetes, now_seconds)
 
     def _is_remembered(self, attempts: _Attempts, now_seconds: float) -> bool:
         last = attempts.last_success_monotonic_seconds
         return last is not None and now_seconds - last <= self._identity_ttl_seconds
 
     def _health(self, report: Report | None = None) -> Health:
+        attempts = [self._nvml, self._procfs, self._kubelet, self._kubernetes]
+        if self._sources.hostfiles is not None:
+            attempts.append(self._hostfiles)
         return Health(
-            sources=tuple(attempts.health for attempts in (self._nvml, self._procfs, self._kubelet, self._kubernetes)),
+            sources=tuple(each.health for each in attempts),
             samples_total=self._samples_total,
             last_sample_timestamp_seconds=report.time_seconds if report else None,
             sample_duration=self._durations,
         )
+
+
+def _containers(kubernetes: KubernetesReading | None) -> list[tuple[str, str]]:
+    pods = kubernetes.pods.values() if kubernetes else ()
+    return [(pod.uid, container.name) for pod in pods if not pod.ended for container in pod.containers]
 
 
 def _pids(nvml: NvmlReading | None) -> set[int]:

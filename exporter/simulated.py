@@ -13,6 +13,7 @@ from exporter.config import Config, ConfigError
 from exporter.daemon import make_sampler, print_exposition, serve
 from exporter.sampler import Sampler, Sources
 from exporter.simulation import DEMO, ScenarioError, SimulatedClock, SimulatedNode, load_scenario
+from exporter.sources.hostfiles import HostfilesSource
 from exporter.sources.kubelet import KubeletSource
 from exporter.sources.kubernetes import KubernetesSource, api_client
 from exporter.sources.nvml import NvmlSource
@@ -71,5 +72,6 @@ def wire(config: Config, node: SimulatedNode, clock: Clock, stack: ExitStack) ->
         procfs=ProcfsSource(node.proc_root),
         kubelet=KubeletSource(socket=node.kubelet_socket),
         kubernetes=kubernetes,
+        hostfiles=HostfilesSource(host_root=node.host_root, proc_root=node.host_root / "proc") if node.has_host_files else None,
     )
     return make_sampler(config, sources, clock)

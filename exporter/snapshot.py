@@ -65,6 +65,8 @@ class GpuReading:
     """Used as the driver counts it, without what it reserves."""
     memory_reserved_bytes: int | None = None
     utilization_ratio: float | None = None
+    sm_utilization_ratio: float | None = None
+    """Of a MIG device: how busy the multiprocessors of its GPU instance were since the previous reading. None: not measured."""
     processes: tuple[GpuProcess, ...] | None = None
     """None: the lists cannot be read or cannot be believed. Of a MIG parent: only what belongs to none of its MIG devices."""
     busy: tuple[ProcessBusy, ...] | None = None
@@ -276,7 +278,7 @@ class Pod:
 
     @property
     def static_hash(self) -> str | None:
-        """The manifest hash that stands in a static pod's cgroup in place of the uid."""
+        """The manifest hash that stands in a static pod's cgroup in place of the uid. Any author can write it: alone it proves nothing."""
         return self.annotations.get("kubernetes.io/config.hash")
 
 
@@ -353,6 +355,65 @@ class KubernetesReading:
     """None: ResourceClaims are not read."""
 
 
+# --- host files ---
+
+
+class UnreadableFile(StrEnum):
+    """Why a file that is there gives nothing."""
+
+    UNKNOWN_LAYOUT = "unknown_layout"
+    """Its size is that of no known layout."""
+    WRONG_MAGIC = "wrong_magic"
+    IMPOSSIBLE_VALUE = "impossible_value"
+    NOT_A_FILE = "not_a_file"
+    """A link, a pipe, a device or a folder where a file should be, or no folder where one should be."""
+    TOO_MANY_FILES = "too_many_files"
+    NOT_PERMITTED = "not_permitted"
+    IO_ERROR = "io_error"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSlot:
+    """A process that HAMi-core counts for; it may have been killed without the library's knowing."""
+
+    host_pid: int | None
+    """Its PID on the host; None: the library did not find it out."""
+    memory_used_bytes: tuple[int, ...] | None
+    """What it allocated through the library, for each of the region's GPUs; None: it was just being written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """HAMi-core's shared region: what the library counts and enforces in one container."""
+
+    gpu_uuids: tuple[str | None, ...]
+    """In the container's order; None: not written yet."""
+    memory_limit_bytes: tuple[int | None, ...]
+    """As many as GPUs, in the order of the container's environment, which need not be that of `gpu_uuids`. None: no limit."""
+    slots: tuple[RegionSlot, ...] = ()
+    """Those that have not exited."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRegion:
+    """A region and where it was found."""
+
+    region: Region
+    containers: frozenset[tuple[str, str]] = frozenset()
+    """(Pod UID, container) after whom the folders are named; whoever made them may have been wrong."""
+    pids: frozenset[int] = frozenset()
+    """Processes in whose own file system it lies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostfilesReading:
+    """Files of the host."""
+
+    regions: tuple[FoundRegion, ...] = ()
+    unreadable: Mapping[UnreadableFile, int] = field(default_factory=dict)
+    """Reason -> how many files are there and give nothing."""
+
+
 # --- all of it ---
 
 
@@ -372,3 +433,5 @@ class Snapshot:
     kubernetes: KubernetesReading | None = None
     """May be remembered through an outage: pods are identity."""
     kubernetes_is_current: bool = False
+    hostfiles: HostfilesReading | None = None
+    """None: host files are not read, or cannot be."""

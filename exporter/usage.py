@@ -95,8 +95,6 @@ class Owners:
         self._system_namespaces = system_namespaces
         for pod in pods:
             self._pods[pod.uid] = pod
-            if pod.static_hash:
-                self._pods.setdefault(pod.static_hash, pod)
             for container in pod.containers:
                 if container.container_id:
                     self._by_container_id[container.container_id] = Owner(pod.uid, container.name, container.container_id)
@@ -120,12 +118,11 @@ class Owners:
             return Unattributed.HOST_PROCESS
         for ref in facts.cgroup:
             # A tenant can make deeper components that name other pods: the outermost one that this node knows decides.
-            if ref.pod_uid is not None and ref.pod_uid not in self._pods:
-                continue
             owner = self._by_container_id.get(ref.container_id or "")
-            if owner is not None and (ref.pod_uid is None or owner.pod_uid == self._pods[ref.pod_uid].uid):
+            if owner is not None and ref.pod_uid in (None, owner.pod_uid, self._pods[owner.pod_uid].static_hash):
                 return owner
-            return Unattributed.UNKNOWN_CONTAINER
+            if ref.pod_uid is None or ref.pod_uid in self._pods:
+                return Unattributed.UNKNOWN_CONTAINER
         return Unattributed.UNKNOWN_CONTAINER
 
 

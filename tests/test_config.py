@@ -2,7 +2,7 @@
 
 import pytest
 
-from exporter.config import FLAGS, ConfigError, parse_config
+from exporter.config import FLAGS, ConfigError, parse_config, unknown_variables
 
 NODE = ["--node-name", "gpu-node-1"]
 
@@ -37,7 +37,11 @@ def test_every_flag_can_be_set_by_a_variable_and_the_command_line_wins():
         (["--scenario", "x", "--once", "--at", "never"], {}, "--at: 'never' is not a time like 90s"),
         (["--scenario", "x", "--at", "9s"], {}, "--at: only together with --once"),
         (["--demo", "--scenario", "x"], {}, "--demo and --scenario: give one of them"),
+        (["--pod-source", "docker"], {}, "--pod-source: 'docker' is not kubernetes, kubelet or auto"),
+        (["--demo", "--pod-source", "auto"], {}, "--pod-source auto: the kubelet of a simulated node has no Pods API"),
+        (["--node-name", "n", "--pod-source", "kubelet", "--dra"], {}, "--dra and --pod-source kubelet: ResourceSlices"),
         ([], {}, "--node-name: not given, and NODE_NAME is not set"),
+        ([*NODE, "--kubeconfig", "/nope"], {}, "--kubeconfig: '/nope' is not a file that is there"),
         (["--colour"], {}, "unrecognized arguments: --colour"),
     ],
 )
@@ -51,6 +55,20 @@ def test_what_cannot_be_used_is_said_in_one_line(arguments, environment, says):
 @pytest.mark.parametrize(("text", "seconds"), [("30s", 30.0), ("2m", 120.0), ("1h", 3600.0), ("7", 7.0), ("0s", 0.0)])
 def test_a_time_has_a_unit(text, seconds):
     assert parse_config(["--scenario", "x", "--once", "--at", text], {}).at_seconds == seconds
+
+
+def test_what_kubernetes_sets_beside_a_service_is_no_flag():
+    environment = {"FGPU_PORT": "tcp://10.96.1.2:9844", "FGPU_SERVICE_HOST": "10.96.1.2", "FGPU_PORT_9844_TCP": "tcp://10.96.1.2:9844"}
+    assert parse_config(NODE, environment).port == 9844
+    assert unknown_variables(environment) == ()
+
+
+def test_a_misspelt_variable_is_named():
+    assert unknown_variables({"FGPU_PROT": "1", "FGPU_PORT": "1", "HOME": "/"}) == ("FGPU_PROT",)
+
+
+def test_a_log_level_may_be_written_in_capitals():
+    assert parse_config([*NODE, "--log-level", "WARNING"], {}).log_level == "warning"
 
 
 def test_the_flags_have_names_of_their_own():

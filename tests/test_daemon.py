@@ -3,224 +3,27 @@ and a real Prometheus that scrapes it."""
 
 import contextlib
 import gzip
-import http.client
 import json
-import os
-import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 import pytest
 import yaml
-from nvml_stand_in.stand_in import GPU_IS_LOST, HANG, LIB_RM_VERSION_MISMATCH, Busy, Device, Process
-from prometheus_client.parser import text_string_to_metric_families
-
-from exporter.clock import SystemClock
-from exporter.simulation import SimulatedNode, load_scenario
-
-MIB, GIB = 1 << 20, 1 << 30
-GPU = "GPU-5a1e7c0e-3b0d-4a59-9e57-0d6a5c7f1b22"
-OTHER_GPU = "GPU-c81f64d2-97be-4e0c-b1a8-6f25e90d4417"
-GROUP = "3f6f0b5e-8d0e-4d5b-9f0e-2a4d5c1b7a10"
-HALF = 40750 * MIB
-UIDS = {"half": "0d052d1e-0874-4dad-95df-953b0d8b2b34", "small": "e71122ed-0e30-40b9-b0d4-c72398a947be"}
-IDS = {"half": "f3" * 32, "small": "c3" * 32, "reservation": "69" * 32}
-HIERARCHIES = [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")]
-
-
-def pod(namespace, name, uid, container_id, **metadata):
-    return {
-        "metadata": {"namespace": namespace, "name": name, "uid": uid, **metadata},
-        "spec": {"nodeName": "gpu-node-1", "schedulerName": "kai-scheduler", "containers": [{"name": "main"}]},
-        "status": {
-            "phase": "Running",
-            "containerStatuses": [
-                {"name": "main", "containerID": f"containerd://{container_id}", "state": {"running": {"startedAt": "2026-03-02T08:00:00Z"}}}
-            ],
-        },
-    }
-
-
-SCENARIO = {
-    "node": {"name": "gpu-node-1", "labels": {"nvidia.com/gpu.memory": "81559"}},
-    "gpus": [{"uuid": GPU}],
-    "pods": [
-        pod("team-a", "half", UIDS["half"], IDS["half"], labels={"runai-gpu-group": GROUP}, annotations={"gpu-fraction": "0.5"}),
-        pod("team-b", "small", UIDS["small"], IDS["small"], labels={"runai-gpu-group": GROUP}, annotations={"gpu-memory": "2000"}),
-        pod(
-            "kai-resource-reservation",
-            "gpu-reservation-76e2d625ef0b9e16",
-            "2291c467-6946-4371-a9fd-7bbfacdb0d0a",
-            IDS["reservation"],
-            labels={"app": "kai-resource-reservation", "runai-gpu-group": GROUP},
-            annotations={"run.ai/reserve_for_gpu_index": GPU},
-        ),
-    ],
-    "pod_resources": [
-        {"namespace": "team-a", "name": "half", "containers": [{"name": "main"}]},
-        {"namespace": "team-b", "name": "small", "containers": [{"name": "main"}]},
-    ],
-}
-
-
-class Daemon:
-    """The running program."""
-
-    def __init__(self, arguments, environment):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "exporter", "--port", "0", "--listen-address", "127.0.0.1", *arguments],
-            env={**os.environ, **environment},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.log = []
-        self.port = None
-
-    def wait_until_started(self):
-        for line in self.process.stderr:
-            self.log.append(line)
-            if match := re.search(r"state=started .*port=(\d+)", line):
-                self.port = int(match[1])
-                return self
-        pytest.fail("the daemon ended: " + "".join(self.log))
-
-    def get(self, path, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        with contextlib.closing(connection):
-            connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
-
-    def metrics(self):
-        status, _, body = self.get("/metrics")
-        assert status == 200
-        return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(body.decode())
-            for sample in family.samples
-        }
-
-    def value(self, name, **labels):
-        found = [
-            value
-            for (found_name, found_labels), value in self.metrics().items()
-            if found_name == name and set(labels.items()) <= set(found_labels)
-        ]
-        return found[0] if len(found) == 1 else found or None
-
-    def wait_for(self, expected, name, *, seconds=15.0, **labels):
-        deadline = time.monotonic() + seconds
-        while (found := self.value(name, **labels)) != expected:
-            if time.monotonic() > deadline:
-                pytest.fail(f"{name}{labels} is {found!r} and not {expected!r} after {seconds} s")
-            time.sleep(0.1)
-
-    def stop(self):
-        started = time.monotonic()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        self.log += self.process.communicate(timeout=10)[1].splitlines(keepends=True)
-        return time.monotonic() - started
-
-
-class Workload:
-    """A process of this machine in a cgroup like a pod's."""
-
-    def __init__(self, name):
-        self.process = subprocess.Popen(["/bin/sleep", "300"])
-        self.folders = []
-        hierarchy = next((path for path in HIERARCHIES if os.access(path / "cgroup.procs", os.W_OK)), None)
-        try:
-            if hierarchy is None:
-                raise PermissionError("no cgroup hierarchy can be written")
-            folder = hierarchy / "kubepods" / f"pod{UIDS[name]}" / IDS[name]
-            self.folders = [folder, folder.parent, folder.parent.parent]
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "cgroup.procs").write_text(str(self.process.pid))
-        except OSError as error:
-            self.stop()
-            pytest.skip(f"this machine does not let the test make cgroups ({error}); the simulated node's /proc tree is tested instead")
-
-    @property
-    def pid(self):
-        return self.process.pid
-
-    def stop(self):
-        self.process.kill()
-        self.process.wait()
-        for folder in self.folders:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-@pytest.fixture
-def workloads():
-    started = []
-
-    def start(name):
-        started.append(Workload(name))
-        return started[-1]
-
-    yield start
-    for workload in started:
-        workload.stop()
-
-
-@pytest.fixture
-def node(tmp_path):
-    """A kubelet and an API server."""
-    file = tmp_path / "scenario.yaml"
-    file.write_text(yaml.safe_dump(SCENARIO))
-    with SimulatedNode(load_scenario(file), SystemClock()) as node:
-        node.advance_to(0.0)
-        yield node
-
-
-@pytest.fixture
-def start(node, nvml_library, stand_in, tmp_path):
-    """Start the daemon on the node; it is stopped in the end."""
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "c",
-                "clusters": [{"name": "c", "cluster": {"server": node.kubernetes_url}}],
-                "users": [{"name": "u", "user": {}}],
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            }
-        )
-    )
-    daemons = []
-
-    def start_one(*arguments):
-        flags = ["--node-name", "gpu-node-1", "--kubelet-socket", str(node.kubelet_socket), "--kubeconfig", str(kubeconfig)]
-        flags += ["--sample-interval-seconds", "0.5", "--breach-hold-seconds", "1", *arguments]
-        environment = {"LD_LIBRARY_PATH": str(nvml_library().parent), "NO_PROXY": "*", **stand_in.environment}
-        daemons.append(Daemon(flags, environment))
-        return daemons[-1].wait_until_started()
-
-    yield start_one
-    for daemon in daemons:
-        daemon.stop()
+from hami_core_region import Process as Slot
+from hami_core_region import write_region
+from live import GIB, GPU, HALF, MIB, OTHER_GPU, UIDS, device
+from nvml_stand_in.stand_in import GPU_IS_LOST, HANG, LIB_RM_VERSION_MISMATCH, Busy, Process
 
 
 def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def device(*processes, uuid=GPU, samples=(), **more):
-    return Device(uuid=uuid, memory_total=81559 * MIB, processes=tuple(processes), samples=tuple(samples), **more)
 
 
 def test_each_pod_has_its_own_use_beside_its_own_limit(start, stand_in, workloads):
@@ -245,10 +48,30 @@ def test_each_pod_has_its_own_use_beside_its_own_limit(start, stand_in, workload
     daemon.wait_for(0.0, "fgpu_pod_memory_used_bytes", pod="small")
 
 
+def test_what_hami_core_counts_is_read_where_it_is_told_to_look(start, stand_in, workloads, tmp_path):
+    half = workloads("half")
+    stand_in.write(device(Process(pid=half.pid, memory=3 * GIB)))
+    file = tmp_path / f"host/usr/local/vgpu/containers/{UIDS['half']}_main/usage.cache"
+    file.parent.mkdir(parents=True)
+    processes = (Slot(half.pid, (2 * GIB,)), Slot(4194303, (GIB,)))
+    file.write_bytes(write_region("2.8.2", gpus=(GPU,), limits=(9 * GIB,) * 16, processes=processes))
+    daemon = start("--host-path", str(tmp_path / "host"))
+    daemon.wait_for(2 * GIB, "fgpu_container_hami_core_memory_used_bytes", pod="half", container="main", gpu_uuid=GPU)
+    assert daemon.value("fgpu_container_hami_core_memory_limit_bytes", pod="half") == 9 * GIB
+    assert daemon.value("fgpu_source_up", source="hostfiles") == 1.0
+    assert sum(daemon.value("fgpu_hostfiles_unreadable")) == 0.0
+    file.write_bytes(b"torn")
+    daemon.wait_for(1.0, "fgpu_hostfiles_unreadable", reason="unknown_layout")
+    assert daemon.value("fgpu_container_hami_core_memory_used_bytes", pod="half") is None
+    assert daemon.value("fgpu_pod_memory_used_bytes", pod="half") == 3 * GIB
+    assert start().value("fgpu_source_up", source="hostfiles") is None
+
+
 def test_the_paths_answer_and_the_formats_are_negotiated(start, stand_in):
     stand_in.write(device())
     daemon = start()
     daemon.wait_for(1.0, "fgpu_gpu_up", gpu_uuid=GPU)
+    daemon.wait_for(1.0, "fgpu_source_up", source="kubernetes")
     assert daemon.get("/healthz")[0] == 200
     assert daemon.get("/readyz")[0] == 200
     status, headers, body = daemon.get("/metrics", Accept="application/openmetrics-text;version=1.0.0", Accept_Encoding="gzip")

@@ -33,7 +33,7 @@ def test_a_generated_document_is_what_the_code_says(path, render):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_a_document_names_only_metrics_that_exist(path):
-    named = set(re.findall(r"\bfgpu_[a-z0-9_]*[a-z0-9]\b", path.read_text()))
+    named = set(re.findall(r"(?<!:)\bfgpu_[a-z0-9_]*[a-z0-9]\b", path.read_text()))
     assert named <= SERIES
 
 
@@ -57,6 +57,16 @@ def test_the_readme_shows_what_the_demo_says():
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     assert len(shown) > 10
     assert [line for line in shown if line not in said] == []
+
+
+def test_the_small_scenario_of_the_documentation_has_its_breach(tmp_path):
+    text = (ROOT / "docs" / "scenario.md").read_text()
+    file = tmp_path / "scenario.yaml"
+    file.write_text(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
+    for at, flag in (("25s", "0.0"), ("30s", "1.0")):
+        command = [sys.executable, "-m", "exporter", "--scenario", str(file), "--once", "--at", at]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert re.search(rf'^fgpu_pod_limit_exceeded{{.*pod="train",resource="memory"}} {flag}$', said, re.MULTILINE)
 
 
 def test_every_sharing_system_is_documented():

@@ -76,6 +76,30 @@ def test_one_unlimited_container_takes_the_pods_compute_limit_away():
     assert (limits.memory_bytes, limits.compute_ratio) == (1, None)
 
 
+def test_a_pods_own_compute_claims_come_before_the_sum_and_the_tightest_counts():
+    containers = [build_container_limits([claim(compute=0.5)]), build_container_limits([claim(compute_unlimited=True)])]
+    pod_claims = [claim(scope=POD, compute=0.75), claim(scope=POD, compute=0.25)]
+    assert build_pod_limits(pod_claims, containers).compute_ratio == 0.25
+
+
+def test_a_container_with_a_compute_limit_is_not_unlimited_whatever_else_is_said():
+    limits = build_container_limits([claim("hami", compute_unlimited=True), claim("container_env", compute=0.5)])
+    assert limits.compute_unlimited is False
+    assert build_container_limits([claim("hami", compute_unlimited=True)]).compute_unlimited is True
+
+
+def test_the_claim_that_governs_is_memorys_else_computes_else_the_first_by_name():
+    memory, compute = claim("volcano", memory=10), claim("container_env", compute=0.5)
+    assert build_container_limits([compute, memory]).governing is memory
+    assert build_container_limits([claim("a"), compute]).governing is compute
+    assert build_container_limits([claim("kai"), claim("hami")]).governing.system == "hami"
+
+
+def test_pods_and_containers_without_amounts_have_no_limit():
+    limits = build_pod_limits([claim(scope=POD)], [build_container_limits([claim()])])
+    assert (limits.memory_bytes, limits.compute_ratio) == (None, None)
+
+
 AMOUNTS = st.none() | st.integers(0, 1 << 40)
 CLAIMS = st.builds(
     lambda system, scope, memory, compute: claim(system, scope=scope, memory=memory, compute=compute),

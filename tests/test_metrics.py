@@ -13,7 +13,8 @@ from exporter.health import Health, Histogram, SourceHealth
 from exporter.judge import Resource
 from exporter.limits import ContainerLimits
 from exporter.metrics import EXPORTER_METRICS, MAX_LABEL_CHARACTERS, NODE_METRICS
-from exporter.report import ContainerReport, Report
+from exporter.report import ContainerReport, GpuReport, Report
+from exporter.snapshot import Gpu, GpuReading
 
 NAMES = [row.name for row in (*NODE_METRICS, *EXPORTER_METRICS)]
 
@@ -74,6 +75,28 @@ def test_the_unknown_gives_no_sample():
     assert not re.search(r" (NaN|-1|-1\.0|1\.8446744073709552e\+19)$", text(unknown), re.MULTILINE)
 
 
+def test_how_busy_a_gpu_instance_is_stands_on_the_gpu_alone():
+    mig, parent = Gpu(gpu_uuid="MIG-0", parent_gpu_uuid="GPU-0"), Gpu(gpu_uuid="GPU-0")
+    readings = (GpuReading(gpu=parent, up=True), GpuReading(gpu=mig, up=True, sm_utilization_ratio=0.25))
+    gpus = tuple(
+        GpuReport(
+            gpu=reading.gpu,
+            reading=reading,
+            memory_allocated_bytes=0,
+            compute_allocated_ratio=0.0,
+            pods=0,
+            unattributed_bytes=None,
+            processes_memory_hidden=None,
+        )
+        for reading in readings
+    )
+    report = Report(time_seconds=1000.0, monotonic_seconds=0.0, containers=(container(gpu_uuid="MIG-0"),), gpus=gpus)
+    text = Exposition(report, Health(), {}).render(Format.TEXT, compressed=False).decode()
+    assert [line for line in text.splitlines() if "sm_utilization_ratio{" in line] == [
+        'fgpu_gpu_sm_utilization_ratio{gpu_uuid="MIG-0"} 0.25'
+    ]
+
+
 def test_a_flag_is_one_or_zero_or_absent():
     above, below = Breach(state=State.EXCEEDED, verdict=Verdict.ABOVE), Breach(verdict=Verdict.BELOW)
     written = lines("fgpu_container_limit_exceeded", container(breaches={Resource.MEMORY: above, Resource.COMPUTE: below}))
@@ -84,8 +107,11 @@ def test_a_flag_is_one_or_zero_or_absent():
 def test_a_series_that_repeats_is_dropped_and_counted():
     written = lines("fgpu_container_memory_used_bytes", container(memory_used_bytes=1), container(memory_used_bytes=2))
     assert [line.rsplit(" ", 1)[1] for line in written] == ["1.0"]
-    assert lines("fgpu_series_dropped", container(), container())[0] != 'fgpu_series_dropped{reason="repeated"} 0.0'
-    assert lines("fgpu_series_dropped", container()) == ['fgpu_series_dropped{reason="repeated"} 0.0']
+    assert 'fgpu_series_dropped{reason="repeated"} 0.0' not in lines("fgpu_series_dropped", container(), container())
+    assert lines("fgpu_series_dropped", container()) == [
+        'fgpu_series_dropped{reason="over_limit"} 0.0',
+        'fgpu_series_dropped{reason="repeated"} 0.0',
+    ]
 
 
 @pytest.mark.parametrize(

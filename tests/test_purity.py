@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "exporter"
 
-CORE = ["snapshot", "usage", "activity", "limits", "breach", "judge", "report", "health", "metrics"]
+CORE = ["snapshot", "usage", "regions", "activity", "limits", "breach", "judge", "report", "health", "metrics", "series_limit"]
 
 # What the core may take of the standard library: none of it can reach the world or a clock.
 HARMLESS = {
@@ -29,14 +29,17 @@ HARMLESS = {
 ALLOWED = {
     "snapshot": set(),
     "usage": {"snapshot"},
+    "regions": {"snapshot", "usage"},
     "activity": {"usage"},
     "limits": {"claims"},
     "breach": set(),
     "claims": {"snapshot", "claims"},
     "judge": {"breach", "limits", "usage"},
-    "report": {"snapshot", "usage", "activity", "claims", "limits", "breach", "judge"},
+    "report": {"snapshot", "usage", "regions", "activity", "claims", "limits", "breach", "judge"},
+    "journal": {"report"},
     "health": set(),
     "metrics": {"report", "judge", "breach", "health"},
+    "series_limit": {"report", "metrics"},
 }
 
 

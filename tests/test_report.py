@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.judge import Resource
+from exporter.regions import NOT_COUNTED, CoreCount
 from exporter.report import NOTHING_REMEMBERED, Rules, build
 from exporter.snapshot import (
     CgroupRef,
@@ -15,9 +16,11 @@ from exporter.snapshot import (
     ContainerAllocation,
     ContainerState,
     Devices,
+    FoundRegion,
     Gpu,
     GpuProcess,
     GpuReading,
+    HostfilesReading,
     KubeletReading,
     KubernetesReading,
     NodeFacts,
@@ -28,7 +31,10 @@ from exporter.snapshot import (
     ProcessBusy,
     ProcessFacts,
     ProcfsReading,
+    Region,
+    RegionSlot,
     Snapshot,
+    UnreadableFile,
 )
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -308,6 +314,71 @@ def test_a_whole_gpus_time_is_never_above_its_limit_however_the_samples_fall():
     assert pod_row(reports[-1], "whole").sm_utilization_ratio == 1.0
 
 
+def test_a_gpus_grants_are_the_sum_over_its_pods_and_system_pods_are_no_sharers():
+    half, quarter = kai_pod("half"), kai_pod("quarter", fraction="0.25")
+    agent = pod("agent", namespace="kube-system")
+    pods = [half, quarter, pod("stranger"), RESERVATION, agent]
+    world = snapshot(pods, [gpu(), gpu(GPU_1)], {10: (pods[2], "main")}, devices=[(agent, [GPU_1])])
+    report = play([world])[0][0]
+    first, second = report.gpus
+    assert (first.memory_allocated_bytes, first.compute_allocated_ratio, first.pods) == (HALF + HALF // 2, 0.75, 2)
+    assert (second.memory_allocated_bytes, second.compute_allocated_ratio, second.pods) == (TOTAL, 1.0, 0)
+
+
+def test_what_the_driver_does_not_list_is_shown_only_where_it_was_granted():
+    half = kai_pod("half")
+    before = snapshot([half, RESERVATION], [gpu(), gpu(GPU_1)])
+    away = snapshot([half, RESERVATION], [], at=5.0, nvml=None)
+    reports, memory = play([before, away])
+    assert [row.gpu.gpu_uuid for row in reports[1].gpus] == [GPU_0]
+    assert (reports[1].gpus[0].reading, reports[1].gpus[0].processes_memory_hidden, reports[1].gpus[0].memory_allocated_bytes) == (
+        None,
+        None,
+        HALF,
+    )
+    assert set(memory.gpus) == {GPU_0, GPU_1}
+    _, memory = build(snapshot([half, RESERVATION], [], at=10.0), memory, RULES)
+    assert set(memory.gpus) == {GPU_0}
+
+
+def test_facts_about_a_pod_are_its_own_or_empty():
+    owned = kai_pod("owned", owner_kind="Job", owner_name="train", scheduler_name="kai-scheduler")
+    queued = replace(owned, labels={**owned.labels, "kai.scheduler/queue": "gold"})
+    agent = pod("agent", namespace="kube-system")
+    report = play([snapshot([queued, RESERVATION, agent], [gpu()], {10: (agent, "main")}, devices=[(agent, [GPU_0])])])[0][0]
+    facts = {row.pod: (row.queue, row.owner_kind, row.owner_name, row.scheduler, row.is_system) for row in report.pod_infos}
+    assert facts == {
+        "owned": ("gold", "Job", "train", "kai-scheduler", False),
+        "agent": ("", "", "", "", True),
+        "gpu-reservation": ("", "", "", "", True),
+    }
+
+
+def test_what_the_driver_said_untruly_adds_up():
+    def reading(count):
+        return NvmlReading(driver_version="1", gpus=(gpu(),), dropped_samples={"bad_pid": count})
+
+    moments = [snapshot([], [], at=5.0 * number, nvml=nvml) for number, nvml in enumerate([reading(2), None, reading(3)])]
+    totals = [report.dropped_samples_total["bad_pid"] for report in play(moments)[0]]
+    assert totals == [2, 2, 5]
+
+
+def test_a_grant_on_a_gpu_covers_its_mig_devices():
+    mig = GpuReading(
+        gpu=Gpu(gpu_uuid="MIG-1", parent_gpu_uuid=GPU_0, memory_total_bytes=10 * GIB),
+        up=True,
+        processes=(GpuProcess(pid=10, memory_used_bytes=GIB),),
+    )
+    whole, stranger = pod("whole"), pod("stranger")
+    owners = {10: (whole, "main"), 11: (stranger, "main")}
+    strangers = replace(
+        mig, gpu=replace(mig.gpu, gpu_uuid="MIG-2", parent_gpu_uuid=GPU_1), processes=(GpuProcess(pid=11, memory_used_bytes=1),)
+    )
+    reports, _ = play(ticks([whole, stranger], [gpu(), gpu(GPU_1), mig, strangers], owners, count=4, devices=[(whole, [GPU_0])]))
+    assert flag(reports[-1], "whole", Resource.UNALLOCATED, "MIG-1") is False
+    assert flag(reports[-1], "stranger", Resource.UNALLOCATED, "MIG-2") is True
+
+
 def test_nothing_is_remembered_of_pods_that_are_gone():
     memory = NOTHING_REMEMBERED
     for number in range(50):
@@ -316,6 +387,72 @@ def test_nothing_is_remembered_of_pods_that_are_gone():
         _, memory = build(each, memory, RULES)
     sizes = [len(getattr(memory, name)) for name in ("container_activity", "pod_activity", "container_breaches", "pod_breaches", "pins")]
     assert max(sizes) <= 3
+
+
+# --- HAMi-core's regions ---
+
+
+def hami_pod(name, mib=8192):
+    return pod(name, annotations={"hami.io/vgpu-devices-allocated": f"{GPU_0},NVIDIA,{mib},0:;"})
+
+
+def region(owner, pid, *, used=3 * GIB, limit=4 * GIB, container="main"):
+    written = Region(gpu_uuids=(GPU_0,), memory_limit_bytes=(limit,), slots=(RegionSlot(pid, (used,)),))
+    return HostfilesReading(regions=(FoundRegion(written, frozenset({(owner.uid, container)})),))
+
+
+def limit_of(report, name):
+    return next(row.limits.memory_bytes for row in report.containers if row.pod == name)
+
+
+def test_what_hami_core_counts_stands_beside_what_the_driver_says():
+    train = hami_pod("train")
+    reports, _ = play([snapshot([train], [gpu(processes=[(10, 5 * GIB)])], {10: (train, "main")}, hostfiles=region(train, 10))])
+    (row,) = reports[0].containers
+    assert (row.memory_used_bytes, row.hami_core) == (5 * GIB, CoreCount(memory_used_bytes=3 * GIB, memory_limit_bytes=4 * GIB))
+
+
+def test_a_region_tightens_a_limit_until_it_says_otherwise_and_never_loosens_one():
+    train = hami_pod("train")
+    running = ([train], [gpu(processes=[(10, GIB)])], {10: (train, "main")})
+    reports, memory = play(
+        [
+            snapshot(*running, at=0.0, hostfiles=region(train, 10)),
+            snapshot(*running, at=5.0, hostfiles=None),
+            snapshot([train], [gpu()], at=10.0, hostfiles=region(train, 10)),
+            snapshot(*running, at=15.0, hostfiles=region(train, 10, limit=64 * GIB)),
+        ]
+    )
+    assert [limit_of(report, "train") for report in reports] == [4 * GIB, 4 * GIB, 4 * GIB, 8 * GIB]
+    assert build(snapshot([], [gpu()], at=20.0), memory, RULES)[1].region_limits == {}
+
+
+def test_a_region_gives_no_gpu():
+    taker = pod("taker")
+    running = ([taker], [gpu(processes=[(10, GIB)])], {10: (taker, "main")})
+    reports, _ = play(ticks(*running, count=4, hostfiles=region(taker, 10), devices=[(pod("else"), [GPU_1])]))
+    assert limit_of(reports[-1], "taker") == 4 * GIB
+    assert flag(reports[-1], "taker", Resource.UNALLOCATED) is True
+    elsewhere = replace(region(taker, 10).regions[0].region, gpu_uuids=(GPU_1,))
+    named = HostfilesReading(regions=(FoundRegion(elsewhere, frozenset({(taker.uid, "main")})),))
+    reports, _ = play(ticks(*running, count=2, hostfiles=named))
+    assert {row.gpu_uuid for row in reports[-1].pods} == {GPU_0}
+
+
+def test_where_a_gpus_processes_are_unknown_nothing_is_said_of_the_regions():
+    train = hami_pod("train")
+    world = ([train], [gpu(GPU_0, up=False), gpu(GPU_1, [(10, 5)])], {10: (train, "main")})
+    reports, _ = play([snapshot(*world, hostfiles=region(train, 10))])
+    assert {row.hami_core for row in reports[0].containers} == {NOT_COUNTED}
+    reports, _ = play([snapshot(*world, hostfiles=region(train, 10), procfs=None)])
+    assert {row.hami_core for row in reports[0].containers} == {NOT_COUNTED}
+
+
+def test_unreadable_files_are_counted_by_every_reason_and_not_at_all_where_none_are_read():
+    torn = HostfilesReading(unreadable={UnreadableFile.UNKNOWN_LAYOUT: 2})
+    reports, _ = play([snapshot([], [], hostfiles=torn), snapshot([], [])])
+    assert reports[0].hostfiles_unreadable == {reason: 2 if reason == "unknown_layout" else 0 for reason in UnreadableFile}
+    assert reports[1].hostfiles_unreadable is None
 
 
 @st.composite

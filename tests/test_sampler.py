@@ -2,12 +2,25 @@
 
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 
 from exporter.report import Rules
 from exporter.sampler import Sampler, Sources
-from exporter.snapshot import KubeletReading, KubernetesReading, NodeFacts, NvmlReading, Pod, PodAllocation, ProcfsReading
+from exporter.snapshot import (
+    Container,
+    HostfilesReading,
+    KubeletReading,
+    KubernetesReading,
+    NodeFacts,
+    NvmlReading,
+    Pod,
+    PodAllocation,
+    PodPhase,
+    ProcessFacts,
+    ProcfsReading,
+)
 from exporter.sources import FatalSourceError, SourceError
 
 
@@ -39,12 +52,18 @@ class Source:
         self.answer = answer
         self.error = None
         self.reads = 0
+        self.releases = 0
+        self.can_be_released = True
 
     def read(self, *_arguments):
         self.reads += 1
         if self.error is not None:
             raise self.error
         return self.answer
+
+    def release(self):
+        self.releases += 1
+        return self.can_be_released
 
     def last_reading(self):
         return self.answer
@@ -163,6 +182,64 @@ def test_a_measurement_is_never_remembered(sampler, node, clock):
     assert sampler._read().nvml is None
 
 
+def say_mig_state(node, state):
+    facts = NodeFacts(name="n", labels={"nvidia.com/mig.config.state": state})
+    node.kubernetes.answer = KubernetesReading(pods=node.kubernetes.answer.pods, node=facts)
+
+
+def test_the_driver_is_let_go_of_while_a_mig_configuration_is_pending_and_taken_at_once_after_it(sampler, node, clock):
+    sampler.sample()
+    say_mig_state(node, "pending")
+    tick(sampler, clock, 20)
+    assert (node.nvml.reads, node.nvml.releases) == (1, 20)
+    assert not health(sampler)["nvml"].up
+    assert health(sampler)["nvml"].errors_total == 0
+    assert health(sampler)["nvml"].reason == "left alone while the node's label nvidia.com/mig.config.state says pending"
+    assert sampler.exposition.report is not None
+    say_mig_state(node, "success")
+    tick(sampler, clock)
+    assert (node.nvml.reads, node.nvml.releases) == (2, 20)
+    assert health(sampler)["nvml"].up
+
+
+def test_a_driver_that_cannot_be_let_go_of_is_said(sampler, node):
+    say_mig_state(node, "pending")
+    node.nvml.can_be_released = False
+    sampler.sample()
+    assert health(sampler)["nvml"].reason == (
+        "to be left alone while the node's label nvidia.com/mig.config.state says pending, but a call does not return"
+    )
+
+
+def test_an_error_while_the_driver_is_let_go_of_costs_the_driver_only(sampler, node, clock):
+    def release():
+        raise RuntimeError("can't start new thread")
+
+    say_mig_state(node, "pending")
+    node.nvml.release = release
+    tick(sampler, clock)
+    assert health(sampler)["nvml"].reason == "unexpected RuntimeError: can't start new thread"
+    assert health(sampler)["kubelet"].up
+
+
+@pytest.mark.parametrize("state", ["success", "failed", "rebooting", ""])
+def test_no_other_mig_state_costs_the_driver(sampler, node, state):
+    say_mig_state(node, state)
+    sampler.sample()
+    assert (node.nvml.reads, node.nvml.releases) == (1, 0)
+
+
+def test_a_pending_mig_configuration_that_nobody_confirms_is_not_believed_for_ever(sampler, node, clock):
+    sampler.sample()
+    say_mig_state(node, "pending")
+    tick(sampler, clock)
+    node.kubernetes.error = SourceError("no answer")
+    tick(sampler, clock, 120)
+    assert node.nvml.reads == 1
+    tick(sampler, clock)
+    assert node.nvml.reads == 2
+
+
 def test_a_fatal_error_ends_the_loop(sampler, node):
     node.nvml.error = FatalSourceError("library and driver do not fit")
     with pytest.raises(FatalSourceError):
@@ -214,9 +291,58 @@ def test_a_late_sample_shifts_the_beat_and_is_not_made_up_for(node, clock):
     assert times == [0.0, 5.0, 17.0, 22.0, 27.0]
 
 
+def test_host_files_are_read_of_the_pods_and_processes_that_are_known_and_are_a_source_like_any_other(node, clock):
+    asked = []
+
+    class Files(Source):
+        def read(self, containers, pids):
+            asked.append((list(containers), list(pids)))
+            return super().read()
+
+    containers = (Container(name="main"), Container(name="log"))
+    pods = {
+        "u1": Pod(uid="u1", namespace="a", name="b", containers=containers),
+        "u2": Pod(uid="u2", namespace="a", name="done", containers=containers, phase=PodPhase.SUCCEEDED),
+    }
+    node.kubernetes.answer = KubernetesReading(pods=pods, node=None)
+    node.procfs.answer = ProcfsReading(own_pid=1, processes={41: ProcessFacts(pid=41, start_time_ticks=1, comm="x", cgroup=())})
+    files = Files(HostfilesReading())
+    sampler = Sampler(
+        sources=replace(node, hostfiles=files),
+        clock=clock,
+        rules=Rules(),
+        sample_interval_seconds=5.0,
+        identity_ttl_seconds=600.0,
+        config_facts={},
+    )
+    sampler.sample()
+    assert health(sampler)["hostfiles"].up
+    node.procfs.error = SourceError("not in the host's PID namespace")
+    files.error = SourceError("no folder")
+    tick(sampler, clock)
+    assert (health(sampler)["hostfiles"].up, health(sampler)["hostfiles"].reason) == (False, "no folder")
+    assert asked == [([("u1", "main"), ("u1", "log")], [41]), ([("u1", "main"), ("u1", "log")], [])]
+
+
+def test_nothing_is_said_of_host_files_that_are_not_to_be_read(sampler):
+    sampler.sample()
+    assert "hostfiles" not in health(sampler)
+
+
 def test_what_was_published_never_changes(sampler, clock):
     first = sampler.sample()
     before = (first.report, first.health)
     tick(sampler, clock, 3)
     assert (first.report, first.health) == before
     assert sampler.exposition is not first
+
+
+def test_a_report_that_cannot_be_built_leaves_the_last_one_and_the_health_goes_on(sampler, node, clock):
+    sampler.sample()
+    last = sampler.exposition.report
+    node.nvml.answer = "not a reading"
+    tick(sampler, clock)
+    assert sampler.exposition.report is last
+    assert sampler.exposition.health.samples_total == 2
+    tick(sampler, clock, 3)
+    assert sampler.is_stale()

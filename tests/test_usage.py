@@ -87,6 +87,24 @@ def test_a_static_pod_is_known_by_its_manifests_hash():
     assert owner(facts(1, ("f" * 32, MAIN_OF_A)), pods=(mirror,)) == Owner("uid-m", "main", MAIN_OF_A)
 
 
+@pytest.mark.parametrize("claimed", ["f" * 32, "uid-m", B, "uid-x"], ids=["static pod's hash", "mirror's uid", "another's uid", "unknown"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_tenant_that_writes_a_manifests_hash_takes_and_hides_no_ones_processes(claimed, order):
+    mirror = pod("uid-m", {"main": "e" * 64}, namespace="kube-system", annotations={"kubernetes.io/config.hash": "f" * 32})
+    thief = pod("uid-t", {"main": "d" * 64}, annotations={"kubernetes.io/config.hash": claimed})
+    pods = (thief, *PODS, mirror)[::order]
+    assert owner(facts(1, ("f" * 32, "e" * 64)), pods=pods) == Owner("uid-m", "main", "e" * 64)
+    assert owner(facts(1, (B, MAIN_OF_B)), pods=pods) == Owner(B, "main", MAIN_OF_B)
+    assert owner(facts(1, ("uid-t", "d" * 64)), pods=pods) == Owner("uid-t", "main", "d" * 64)
+    outside = facts(1, ("uid-x", "9" * 64), (B, MAIN_OF_B))
+    assert owner(outside, pods=pods) == Owner(B, "main", MAIN_OF_B)
+
+
+def test_a_tenant_that_writes_a_known_pods_hash_cannot_nest_itself_into_it():
+    thief = pod("uid-t", {"main": "d" * 64}, annotations={"kubernetes.io/config.hash": A})
+    assert owner(facts(1, (A, MAIN_OF_A), ("uid-t", "d" * 64)), pods=(*PODS, thief)) == Owner(A, "main", MAIN_OF_A)
+
+
 @pytest.mark.parametrize(
     ("refs", "namespace", "expected"),
     [
@@ -121,6 +139,46 @@ def test_processes_of_a_container_add_up():
     )
     use = usage.by_owner[Owner(A, "main", MAIN_OF_A)]
     assert (use.memory_used_bytes, use.processes, use.largest_process_bytes) == (15, 2, 10)
+
+
+def test_the_largest_process_of_a_container_is_told_even_beside_one_of_zero():
+    usage, _ = usage_of(
+        [GpuProcess(pid=1, memory_used_bytes=0), GpuProcess(pid=2, memory_used_bytes=0)],
+        [facts(1, (A, MAIN_OF_A)), facts(2, (A, MAIN_OF_A))],
+    )
+    use = usage.by_owner[Owner(A, "main", MAIN_OF_A)]
+    assert (use.memory_used_bytes, use.processes, use.largest_process_bytes) == (0, 2, 0)
+
+
+def test_a_hidden_process_leaves_the_largest_unknown():
+    usage, _ = usage_of([GpuProcess(pid=1, memory_used_bytes=None)], [facts(1, (A, MAIN_OF_A))])
+    assert usage.by_owner[Owner(A, "main", MAIN_OF_A)].largest_process_bytes is None
+
+
+def test_busy_time_without_a_container_is_no_ones():
+    processes = [GpuProcess(pid=1, memory_used_bytes=1), GpuProcess(pid=2, memory_used_bytes=1)]
+    usage, _ = usage_of(processes, [facts(1, (A, MAIN_OF_A)), facts(2)], busy=[busy(1, 1.0), busy(2, 2.0), busy(3, 4.0)])
+    assert {owner: seconds.sm for owner, seconds in usage.busy_by_owner.items()} == {Owner(A, "main", MAIN_OF_A): 1.0}
+
+
+def test_each_engines_time_adds_up():
+    one = BusySeconds(sm=1.0, memory_bandwidth=2.0, encoder=3.0, decoder=4.0)
+    assert one + one == BusySeconds(sm=2.0, memory_bandwidth=4.0, encoder=6.0, decoder=8.0)
+
+
+def test_a_container_without_an_id_owns_no_process_without_one():
+    waiting = pod(A, {"main": None})
+    assert owner(facts(1, (A, None)), pods=(waiting,)) is Unattributed.UNKNOWN_CONTAINER
+    assert owner(facts(1, (None, None)), pods=(waiting,)) is Unattributed.UNKNOWN_CONTAINER
+
+
+def test_a_process_named_as_the_mps_server_in_no_container_that_is_known_is_unknown():
+    assert owner(facts(1, ("uid-x", "d" * 64), comm="nvidia-cuda-mps")) is Unattributed.UNKNOWN_CONTAINER
+
+
+def test_a_known_pods_own_cgroup_ends_the_search():
+    assert owner(facts(1, (A, None), (B, MAIN_OF_B))) is Unattributed.UNKNOWN_CONTAINER
+    assert owner(facts(1, (None, "d" * 64), (B, MAIN_OF_B))) is Unattributed.UNKNOWN_CONTAINER
 
 
 def test_two_containers_of_a_pod_do_not_share_a_total():

@@ -15,7 +15,24 @@ Made from the table in `exporter/metrics.py` by `make docs`.
 Base units: bytes, seconds, ratios from 0 to 1. A sample that is absent is unknown; 0 was measured. There is no `node` label: the node is a
 label of the scrape target. A MIG device is a GPU with its own `gpu_uuid` and a parent.
 
-`sum()` over a family means something: every family counts each byte and each second once.
+`sum()` over a family means something: it counts each byte and each second once. Two exceptions: in `fgpu_gpu_*` a MIG device and its parent both
+stand, so sum those whose `parent_gpu_uuid` in `fgpu_gpu_info` is empty; in `fgpu_claim_*` each sharing system states its own claim.
+
+**Words.** A *claim* is what a sharing system says a container or pod may use of one GPU; an *allocation* is a GPU that it was handed, with or without
+an amount; a *limit* is the tightest claim; a *breach* is use above a limit for longer than the *hold* (`--breach-hold-seconds`).
+
+## Label values
+
+| label | values |
+|---|---|
+| `resource` | `memory`; `compute` (the mean over `--compute-window-seconds`); `unallocated`: processes on a GPU that no one gave the pod |
+| `scope` | `pod`, `container`, or `process`: each client process is limited |
+| `system` | the sharing system: [sharing-systems.md](sharing-systems.md) |
+| `role` | `workload`, or `system`: plumbing of a sharing system, or a pod of `--system-namespaces` |
+| `source` | `nvml`, `procfs`, `kubelet`, `kubernetes`, `hostfiles` |
+| `reason` of `fgpu_gpu_unattributed_memory_bytes` | `host_process`: of no container; `process_gone`: it ended meanwhile; `unknown_container`: of a pod or container not known (yet); `mps_server`; `exporter`; `partly_hidden`: the driver hides another process of the same container |
+| `reason` of `fgpu_dropped_samples_total` | `bad_pid`, `bad_timestamp`, `bad_utilization`, `unknown_pid`: samples that cannot be true; `scrambled_list`: a whole process list that cannot |
+| `reason` of `fgpu_hostfiles_unreadable` | `unknown_layout`: a size of no known version; `wrong_magic`, `impossible_value`: torn or hostile; `not_a_file`: a link, pipe, device or folder; `too_many_files`; `not_permitted`; `io_error` |
 """
 
 _FLAGS_HEAD = """\

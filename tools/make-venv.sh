@@ -16,9 +16,13 @@ if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
         apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-venv >/dev/null
     else
-        echo "make: $python has no venv module; install the package python3-venv" >&2
+        echo "make: $python has no venv module; install it: apt install python3-venv" >&2
         exit 1
     fi
 fi
+echo "make: making $venv, which takes about a minute" >&2
 "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; then
+    echo "make: the Python packages could not be installed; is a package index reachable?" >&2
+    exit 1
+fi

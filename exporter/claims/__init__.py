@@ -1,7 +1,8 @@
 """Who was given what, by which sharing system. A file per system, named as its label value; SYSTEMS is the registry.
 
-`Granter` asks every system about a pod and answers one `Grant`. Systems do not know of each other's answers, with one exception: a
-limit in a container's own environment (`container_env`) holds on each GPU that the container has, whoever gave it that GPU.
+`Granter` asks every system about a pod and answers one `Grant`. Systems do not know of each other's answers, with two exceptions: a
+limit in a container's own environment (`container_env`) and one in HAMi-core's own region hold on each GPU that the container has, whoever
+gave it that GPU.
 """
 
 from collections import defaultdict
@@ -16,6 +17,7 @@ from exporter.claims.dra import SYSTEM as DRA
 from exporter.claims.gke import SYSTEM as GKE
 from exporter.claims.hami import SYSTEM as HAMI
 from exporter.claims.hami_core import SYSTEM as HAMI_CORE
+from exporter.claims.hami_core import with_region_limits
 from exporter.claims.kai import SYSTEM as KAI
 from exporter.claims.kai_nvfractions import SYSTEM as KAI_NVFRACTIONS
 from exporter.claims.koordinator import SYSTEM as KOORDINATOR
@@ -42,6 +44,8 @@ SYSTEMS: tuple[System, ...] = (
     MPS,
     WHOLE_GPU,
 )
+
+_NO_LIMITS: Mapping[tuple[str, str], int] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +90,17 @@ class Granter:
         others_view = replace(node, allocations=kubelet_placed)
         self._resolvers = [(system, system.resolver(others_view)) for system in systems]
 
-    def grant(self, pod: Pod, pins: Pins, gpus_used_by_container: Mapping[str, frozenset[str]]) -> tuple[Grant, Pins]:
+    def grant(
+        self,
+        pod: Pod,
+        pins: Pins,
+        gpus_used_by_container: Mapping[str, frozenset[str]],
+        region_limits: Mapping[tuple[str, str], int] = _NO_LIMITS,
+    ) -> tuple[Grant, Pins]:
         """Answer what the pod was given, and what of its own words is to be held against it from now on.
 
-        `gpus_used_by_container` names, for each container, the GPUs on which it has processes now.
+        `gpus_used_by_container` names, for each container, the GPUs on which it has processes now, and
+        `region_limits` the bytes that HAMi-core's regions limit (container, GPU) to.
         """
         if pod.ended:
             return Grant(), {}
@@ -113,9 +124,10 @@ class Granter:
         )
         if pinned is not None:
             kept[CONTAINER_ENV] = pinned
+        claims = tuple(claim for answer in answers.values() for claim in answer.claims)
         return (
             Grant(
-                claims=tuple(claim for answer in answers.values() for claim in answer.claims),
+                claims=with_region_limits(pod, claims, region_limits, gpus_by_container),
                 allocations=frozenset(allocations),
                 errors={name: answer.errors for name, answer in answers.items() if answer.errors},
                 not_placed=any(answer.not_placed for answer in answers.values()),

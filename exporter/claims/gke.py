@@ -30,8 +30,10 @@ def resolver(node: Node) -> Resolver:
         if is_mps:
             # Its plugin sets the limits in each container's environment, by the shares that it holds.
             return resolve_clients("gke", pod, numbered, cap_grows=True)
+        # Without the node's labels these may as well be shares under MPS: no amount then.
+        told = numbered if node.facts is not None else ()
         return Answer(
-            claims=tuple(claim for held, of_gpu in numbered if (claim := share_claim("gke", held, of_gpu))),
+            claims=tuple(claim for held, of_gpu in told if (claim := share_claim("gke", held, of_gpu))),
             allocations=tuple(Allocation(held.container.name, held.gpu.gpu_uuid) for held in shares),
         )
 

@@ -6,7 +6,13 @@ and the portion in two decimals. It is KAI's own request after KAI's rounding, s
 
 Enforced only where the KAI-resource-isolator mounted the library, and not with CUDA_DISABLE_CONTROL=true.
 https://github.com/Project-HAMi/KAI-resource-isolator
+
+Under every system that uses the library, the region that it keeps for a container says the limit that it works with. The container can
+write there: so that limit may tighten what contracts say and never loosens it, it gives no GPU, and where it repeats them it is no claim.
 """
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Node, Resolver, Scope, System
 from exporter.claims.environment import variable_of
@@ -21,6 +27,8 @@ from exporter.claims.kai import (
     wants_fraction,
 )
 from exporter.snapshot import Container, Pod
+
+NAME = "hami_core"
 
 VARIABLE = "CUDA_DEVICE_MEMORY_LIMIT"
 _PRELOAD = "/etc/ld.so.preload"
@@ -48,7 +56,7 @@ def resolver(node: Node) -> Resolver:
         return Answer(
             claims=tuple(
                 Claim(
-                    system="hami_core",
+                    system=NAME,
                     gpu_uuid=gpu_uuid,
                     container=container.name,
                     scope=Scope.CONTAINER,
@@ -61,6 +69,30 @@ def resolver(node: Node) -> Resolver:
         )
 
     return resolve
+
+
+def with_region_limits(
+    pod: Pod, claims: tuple[Claim, ...], limits: Mapping[tuple[str, str], int], gpus_by_container: Mapping[str, frozenset[str]]
+) -> tuple[Claim, ...]:
+    """Answer the pod's claims, tightened by the limits that the library's regions tell.
+
+    `limits` are bytes by (container, GPU); `gpus_by_container` names the GPUs that each container was given or uses.
+    """
+    containers = {container.name: container for container in pod.containers if container.holds_claims}
+    for (name, gpu_uuid), limit_bytes in sorted(limits.items()):
+        if name not in containers or gpu_uuid not in gpus_by_container.get(name, ()):
+            continue
+        told = [claim for claim in claims if claim.container == name and claim.gpu_uuid == gpu_uuid and claim.scope is Scope.CONTAINER]
+        if own := next((claim for claim in told if claim.system == NAME), None):
+            if own.memory_bytes is None or limit_bytes < own.memory_bytes:
+                claims = tuple(replace(own, memory_bytes=limit_bytes) if claim is own else claim for claim in claims)
+        elif all(claim.memory_bytes is None or limit_bytes < claim.memory_bytes for claim in told):
+            enforced = not is_switched_off(containers[name])
+            region = Claim(
+                system=NAME, gpu_uuid=gpu_uuid, container=name, scope=Scope.CONTAINER, memory_bytes=limit_bytes, enforced=enforced
+            )
+            claims = (*claims, region)
+    return claims
 
 
 def _is_limited(container: Container) -> bool:
@@ -79,4 +111,4 @@ def is_switched_off(container: Container) -> bool:
     return variable is not None and variable.value in _TRUE
 
 
-SYSTEM = System(name="hami_core", resolver=resolver, author_writable=True)
+SYSTEM = System(name=NAME, resolver=resolver, author_writable=True)

@@ -19,8 +19,10 @@ def resolver(node: Node) -> Resolver:
         shares = [held for held in of_time if held.shares and not held.is_gke]
         if not shares:
             return NOT_MINE
+        # Without the node's labels these may as well be shares under MPS: no amount then.
+        numbered = shares if node.facts is not None else ()
         return Answer(
-            claims=tuple(claim for held in shares if (claim := share_claim("time_slicing", held, ids.replicas_of(held.gpu)))),
+            claims=tuple(claim for held in numbered if (claim := share_claim("time_slicing", held, ids.replicas_of(held.gpu)))),
             allocations=tuple(Allocation(held.container.name, held.gpu.gpu_uuid) for held in shares),
         )
 

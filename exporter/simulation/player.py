@@ -45,7 +45,8 @@ class WatchClient(Protocol):
 class SimulatedNode:
     """A node that plays a scenario until it is closed. Belongs to one thread, `close` apart; what it serves may be read by any.
 
-    `nvml` stands in for the module pynvml, `kubelet_socket`, `kubernetes_url`, `proc_root` and `host_root` are where the rest is found.
+    `nvml` stands in for the module pynvml, `kubelet_socket`, `kubernetes_url`, `proc_root` and `host_root` are where the rest is found,
+    and `has_host_files` says whether anything ever lies below the latter.
     """
 
     def __init__(self, scenario: Scenario, clock: Clock, *, repeat: bool = False) -> None:
@@ -71,6 +72,7 @@ class SimulatedNode:
         self._proc = SimulatedProc(self._folder, {entry.key for step in scenario.steps for entry in step.processes})
         self.proc_root = self._proc.root
         self.host_root = self._proc.host_root
+        self.has_host_files = any(step.files for step in scenario.steps)
         self._act_steps(0.0)
 
     def __enter__(self) -> Self:

@@ -2,6 +2,8 @@
 
 import base64
 import binascii
+import gzip
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -175,15 +177,17 @@ def _state(place: Place) -> str:
 
 
 def _file_bytes(place: Place) -> bytes:
-    said = record({"text": ("text", text), "base64": ("base64", text)})(place)
+    said = record({"text": ("text", text), "base64": ("base64", text), "gzip": ("gzip", text)})(place)
     if len(said) != 1:
-        raise place.error("expected one of the keys text and base64")
-    if "text" in said:
-        return str(said["text"]).encode()
+        raise place.error("expected one of the keys text, base64 and gzip")
+    ((form, value),) = said.items()
+    if form == "text":
+        return str(value).encode()
     try:
-        return base64.b64decode(said["base64"], validate=True)
-    except binascii.Error as error:
-        raise place.error(f"expected base64: {error}") from error
+        content = base64.b64decode(value, validate=True)
+        return gzip.decompress(content) if form == "gzip" else content
+    except (binascii.Error, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise place.error(f"expected base64{' of gzip' if form == 'gzip' else ''}: {error}") from error
 
 
 def _files(place: Place) -> Mapping[str, bytes]:

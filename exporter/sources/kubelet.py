@@ -25,7 +25,6 @@ from exporter.sources.podresources_pb2 import AllocatableResourcesResponse, Cont
 _MAX_ANSWER_BYTES = 16 << 20  # grpcio's own limit is 4 MiB, which a node with many replicas and pods can pass
 
 _CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
     # Since 1.57 grpcio sends the percent-encoded path as :authority, which is none and may be refused (grpc/grpc#38142).
     ("grpc.default_authority", "localhost"),
     # Else channels to one target share a connection, and its back-off, for the life of the process.
@@ -112,11 +111,13 @@ class KubeletSource:
     def __init__(self, *, socket: Path, deadline_seconds: float = 2.0) -> None:
         self._socket = socket.absolute()
         self._deadline_seconds = deadline_seconds
+        # Never used. Without any channel grpcio shuts itself down after each read, and starting again aborts the process where there is no
+        # descriptor left for epoll (seen in 1.85).
+        self._keeps_grpc_running = grpc.insecure_channel("unix:/nowhere", options=_CHANNEL_OPTIONS)
 
     def read(self) -> KubeletReading:
         """Answer what the kubelet handed out. Raises SourceError, at the latest when a call's deadline is over."""
-        target = "unix" + self._socket.as_uri().removeprefix("file")  # percent-encoded, as grpcio reads it
-        with grpc.insecure_channel(target, options=_CHANNEL_OPTIONS) as channel:
+        with open_channel(self._socket, _MAX_ANSWER_BYTES) as channel:
             try:
                 listed = self._call(channel, "List", ListPodResourcesResponse)
             except grpc.RpcError as error:
@@ -145,7 +146,7 @@ class KubeletSource:
         code, details = error.code(), (error.details() or "")[:300]
         match code:
             case grpc.StatusCode.UNAVAILABLE:
-                text = self._why_unreachable() or f"{self._socket}: the connection broke ({details}); the kubelet may be restarting"
+                text = why_unreachable(self._socket) or f"{self._socket}: the connection broke ({details}); the kubelet may be restarting"
             case grpc.StatusCode.PERMISSION_DENIED:
                 text = f"{method} on {self._socket} was denied ({details}); run as uid 0"
             case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -163,24 +164,31 @@ class KubeletSource:
                 text = f"{method} on {self._socket} failed: {code.name} ({details})"
         return SourceError(text)
 
-    def _why_unreachable(self) -> str | None:
-        # grpcio has one status for all of this, and its words for it change between versions.
-        with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-            probe.settimeout(0.1)
-            try:
-                probe.connect(str(self._socket))
-            except FileNotFoundError:
-                return (
-                    f"{self._socket} does not exist: the kubelet is not up, or the directory is not mounted from the host "
-                    "(mount the directory, not the socket)"
-                )
-            except PermissionError:
-                return f"{self._socket}: permission denied; run as uid 0 and, with SELinux, as a type that may connect"
-            except ConnectionRefusedError:
-                return f"{self._socket}: nothing listens there; the kubelet is not up"
-            except OSError as error:
-                return f"{self._socket} cannot be connected to ({error})"
-        return None
+
+def open_channel(socket: Path, max_answer_bytes: int) -> grpc.Channel:
+    """Answer a channel to a socket of the kubelet's, an absolute path."""
+    target = "unix" + socket.as_uri().removeprefix("file")  # percent-encoded, as grpcio reads it
+    return grpc.insecure_channel(target, options=(*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_answer_bytes)))
+
+
+def why_unreachable(socket: Path) -> str | None:
+    """Answer why a socket cannot be connected to; None where it can. grpcio has one status for all of this, and changing words."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(0.1)
+        try:
+            probe.connect(str(socket))
+        except FileNotFoundError:
+            return (
+                f"{socket} does not exist: the kubelet is not up, or the directory is not mounted from the host "
+                "(mount the directory, not the socket)"
+            )
+        except PermissionError:
+            return f"{socket}: permission denied; run as uid 0 and, with SELinux, as a type that may connect"
+        except ConnectionRefusedError:
+            return f"{socket}: nothing listens there; the kubelet is not up"
+        except OSError as error:
+            return f"{socket} cannot be connected to ({error})"
+    return None
 
 
 def _lacks_allocatable(error: grpc.RpcError) -> bool:

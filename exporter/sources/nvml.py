@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NoReturn, TypeVar
 
 import pynvml
@@ -57,13 +57,12 @@ class _Call(Generic[Value]):
         self.has_ended = False
         self.answer: Value | None = None
         """None: the work has not ended, or it ended by an exception, which its thread has reported."""
-        self._work = work
         self._changed = changed
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], Value]) -> None:
         try:
-            self.answer = self._work()
+            self.answer = work()
         finally:
             with self._changed:
                 self.has_ended = True
@@ -128,6 +127,28 @@ class NvmlSource:
         answers = {index: self._take_device(index) for index in range(node.devices)}
         self._check_library(answers.values(), moment)
         return self._build_reading(node, answers)
+
+    def release(self) -> bool:
+        """Shut NVML down until the next reading, so that others may have the driver to themselves; answer whether it is shut down.
+
+        It is not while a call of the driver does not return. Takes at most the deadline.
+        """
+        node_hangs = self._node_call is not None and not self._node_call.has_ended
+        if node_hangs or any(not call.has_ended for call in self._device_calls.values()):
+            return False
+        with self._changed:
+            is_open = self._is_open
+        if not is_open:
+            return True
+        self._node = None
+        # The next reading knows from this that it was not the next.
+        self._read_number += 1
+        self._node_call = _Call("nvml-library", self._release_library, self._changed)
+        self._wait([self._node_call])
+        if not self._node_call.has_ended:
+            return False
+        self._node_call = None
+        return True
 
     def close(self) -> None:
         """Shut NVML down, once for each time that it was initialised. Returns within about a second, whatever hangs."""
@@ -196,6 +217,14 @@ class NvmlSource:
         except self._library.NVMLError as error:
             return Failure(error.value, str(error))
 
+    def _release_library(self) -> Failure:
+        """On the library's thread."""
+        with self._changed:
+            was_open, self._is_open = self._is_open, False
+        if was_open:
+            self._shut_down()
+        return Failure(Code.UNINITIALIZED, "the driver was let go of")
+
     def _read_driver_version(self) -> str | None:
         if self._node is not None:
             return self._node.driver_version
@@ -205,7 +234,15 @@ class NvmlSource:
             _log.warning("function=nvmlSystemGetDriverVersion state=unavailable reason=%r", str(error))
             return None
 
+    def _let_go_of_gpm_samples(self) -> None:
+        """Free what is the library's, as long as there is the library. A sample that a call still uses is freed when that call ends."""
+        for call in list(self._device_calls.values()):
+            if call.has_ended:
+                call.answer = None
+        self._remembered = {uuid: replace(remembered, gpm_samples={}) for uuid, remembered in self._remembered.items()}
+
     def _shut_down(self) -> None:
+        self._let_go_of_gpm_samples()
         try:
             self._library.nvmlShutdown()
         except self._library.NVMLError as error:

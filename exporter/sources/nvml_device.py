@@ -6,7 +6,8 @@ and answers what is to be remembered: it changes nothing, so that the answer of 
 How it fails: what an error costs stands in the tables below. The answer of a device that is down says why.
 
 Calls for each device: handle, uuid, memory, rates, samples (two at most, and one more per idle minute), three lists and the number of its
-MIG devices; for each MIG device handle, uuid, two ids, name, memory and three lists. Name, PCI bus and minor number are asked for once.
+MIG devices; for each MIG device handle, uuid, two ids, name, memory and three lists,
+and where the driver has GPM a sample and what it comes to. Name, PCI bus and minor number are asked for once.
 A list that grows between pynvml's question for its size and the one for its entries is asked for again, three times at most.
 """
 
@@ -18,6 +19,7 @@ from enum import IntEnum
 from typing import Any, TypeAlias
 
 from exporter.snapshot import Gpu, GpuProcess, GpuReading
+from exporter.sources.nvml_gpm import GpmSample, ask_for_sm_utilization, hold_sample, parse_ratio
 from exporter.sources.nvml_samples import Moment, Sample, SampleMemory, Step, is_doubtful, is_outdated, prime, reconsider, step
 
 # pynvml has no types: its handles and structures are ctypes, made at run time. A look-alike may stand in for it.
@@ -103,6 +105,8 @@ class Remembered:
     """(GPU's uuid, function) -> why it gives nothing."""
     scrambled: frozenset[str] = frozenset()
     """GPUs whose lists cannot be believed."""
+    gpm_samples: Mapping[str, GpmSample] = field(default_factory=dict)
+    """MIG device's uuid -> the latest sample of its GPU instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,7 @@ class DeviceReader:
         self._pid_max = pid_max
         self._unavailable: dict[tuple[str, str], str] = {}
         self._scrambled: set[str] = set()
+        self._gpm_samples: dict[str, GpmSample] = {}
         self._dropped: Counter[str] = Counter()
         self._unidentified = 0
 
@@ -153,7 +158,7 @@ class DeviceReader:
         before = self._remembered.get(uuid)
         total, used, reserved = self._read_memory(uuid, handle)
         gpu = self._read_gpu(uuid, handle, total)
-        migs = self._read_mig_devices(gpu, handle)
+        migs = self._read_gpm(gpu, handle, self._read_mig_devices(gpu, handle), before)
         utilization_ratio = self._read_utilization(uuid, handle)
         memory = before.samples if before is not None else None
         # The samples before the lists: a process of the one is then in the other, unless it has ended.
@@ -184,6 +189,7 @@ class DeviceReader:
                 samples_function=function,
                 unavailable=self._unavailable,
                 scrambled=frozenset(self._scrambled),
+                gpm_samples=self._gpm_samples,
             ),
             readings=(reading, *migs),
             unidentified=self._unidentified,
@@ -192,10 +198,10 @@ class DeviceReader:
 
     # --- one function, and what its error costs ---
 
-    def _ask(self, uuid: str, function: str, handle: Handle) -> Untyped:
+    def _ask(self, uuid: str, function: str, *arguments: object) -> Untyped:
         """Answer what the function says, or None where its error costs no more than that."""
         try:
-            return self._repeat(function, handle)
+            return self._repeat(function, *arguments)
         except self._library.NVMLError as error:
             if error.value in _MORE_THAN_THE_FUNCTION:
                 raise
@@ -305,7 +311,7 @@ class DeviceReader:
             self._unavailable[uuid, "nvmlDeviceGetMemoryInfo"] = str(error)
             return GpuReading(gpu=replace(gpu, memory_total_bytes=self._remembered_total(parent, uuid)), up=False)
         gpu = replace(gpu, memory_total_bytes=total)
-        # The driver measures neither the time of a MIG device nor that of its processes.
+        # Of a MIG device's processes the driver measures no time, and of the device only what _read_gpm adds.
         return GpuReading(
             gpu=gpu,
             up=True,
@@ -318,6 +324,45 @@ class DeviceReader:
         known = self._remembered.get(parent.gpu_uuid)
         totals = {gpu.gpu_uuid: gpu.memory_total_bytes for gpu in known.gpus} if known is not None else {}
         return totals.get(uuid)
+
+    def _read_gpm(self, parent: Gpu, handle: Handle, migs: list[GpuReading], before: Remembered | None) -> list[GpuReading]:
+        """Answer the MIG devices' readings with how busy their GPU instances are, where the driver measures it."""
+        if not migs:
+            return migs
+        support = self._ask(parent.gpu_uuid, "nvmlGpmQueryDeviceSupport", handle)
+        if support is None:
+            return migs
+        if not support.isSupportedDevice:
+            self._unavailable[parent.gpu_uuid, "nvmlGpmQueryDeviceSupport"] = "this GPU has no GPM: Hopper and later have"
+            return migs
+        earlier = before.gpm_samples if before is not None else {}
+        return [
+            replace(mig, sm_utilization_ratio=self._read_sm_utilization(mig.gpu, handle, earlier.get(mig.gpu.gpu_uuid))) if mig.up else mig
+            for mig in migs
+        ]
+
+    def _read_sm_utilization(self, gpu: Gpu, parent: Handle, earlier: GpmSample | None) -> float | None:
+        uuid, instance, number = gpu.gpu_uuid, gpu.gpu_instance_id, self._moment.number
+        if instance is None or (buffer := self._ask(uuid, "nvmlGpmSampleAlloc")) is None:
+            return None
+        sample = hold_sample(self._library, buffer, instance, number)
+        if self._ask(uuid, "nvmlGpmMigSampleGet", parent, instance, buffer) is None:
+            return None
+        self._gpm_samples[uuid] = sample
+        # Between samples that are further apart the GPU may have been reset, or the instance made anew.
+        if earlier is None or (earlier.gpu_instance_id, earlier.read_number) != (instance, number - 1):
+            return None
+        answer = self._ask(uuid, "nvmlGpmMetricsGet", ask_for_sm_utilization(self._library, earlier, sample))
+        if answer is None:
+            return None
+        metric = answer.metrics[0]
+        if metric.nvmlReturn != Code.SUCCESS:
+            self._unavailable[uuid, "nvmlGpmMetricsGet"] = str(self._library.NVMLError(metric.nvmlReturn))
+            return None
+        ratio = parse_ratio(metric.value)
+        if ratio is None:
+            self._dropped["bad_utilization"] += 1
+        return ratio
 
     # --- processes ---
 

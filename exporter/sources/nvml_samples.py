@@ -28,6 +28,8 @@ _MICROSECONDS = 1_000_000
 _FUTURE_MICROSECONDS = 120 * _MICROSECONDS
 # After so long without anything newer than what was seen last, it is worth a question whether that stamp can be right.
 _DOUBT_AFTER_SECONDS = 60.0
+# By how much the wall clock must differ from the monotonic one, over a reading, to have been set and not slewed.
+_SET_SECONDS = 1.0
 _MAX_PERCENT = 100
 
 
@@ -135,9 +137,15 @@ def step(memory: SampleMemory, samples: Iterable[Sample], moment: Moment, *, lis
 
 
 def is_outdated(memory: SampleMemory, moment: Moment) -> bool:
-    """Answer whether readings failed for longer than the driver remembers: what it answers now covers only a part of that time."""
+    """Answer whether what is remembered says nothing of the samples that the driver answers now.
+
+    So it is where readings failed for longer than the driver remembers: its answer covers only a part of that time. And where the wall
+    clock was set: stamps that follow it are no longer comparable, and a clock set back would make a busy GPU look idle.
+    """
+    seconds = moment.monotonic_seconds - memory.read_at.monotonic_seconds
     was_missed = memory.read_at.number < moment.number - 1
-    return was_missed and moment.monotonic_seconds - memory.read_at.monotonic_seconds > _RING_SECONDS
+    was_set = abs(moment.time_seconds - memory.read_at.time_seconds - seconds) > _SET_SECONDS
+    return was_set or (was_missed and seconds > _RING_SECONDS)
 
 
 def is_doubtful(memory: SampleMemory, moment: Moment) -> bool:

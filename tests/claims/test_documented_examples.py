@@ -1,17 +1,21 @@
-"""What docs/sharing-systems.md says of its examples is what the systems answer."""
+"""What the documents say of their examples is what the systems answer."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from exporter.claims import Granter
+from exporter.claims import SYSTEMS, Granter
 from exporter.claims.claim import Node, Scope
 from exporter.snapshot import ContainerAllocation, Devices, Gpu, NodeFacts, PodAllocation
 from exporter.sources.kubernetes_objects import parse_claim, parse_pod
 
-TEXT = (Path(__file__).parents[2] / "docs" / "sharing-systems.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "sharing-systems.md").read_text()
+WALK_THROUGH = (DOCS / "add-a-system.md").read_text()
 MIB = 1 << 20
 
 EXAMPLE = re.compile(r"```yaml\n(?P<yaml>.*?)```\n\n(?P<claims>(?:- [^\n]*\n)+)", re.DOTALL)
@@ -37,7 +41,7 @@ def devices(container):
     return tuple(Devices(each["resource_name"], tuple(each["device_ids"])) for each in container["devices"])
 
 
-def granted(example):
+def granted(example, systems=SYSTEMS):
     pods = tuple(parse_pod(named(each)) for each in example["pods"])
     allocations = (
         PodAllocation("default", each["name"], tuple(ContainerAllocation(inner["name"], devices(inner)) for inner in each["containers"]))
@@ -50,7 +54,7 @@ def granted(example):
         allocations={(each.namespace, each.name): each for each in allocations},
         resource_claims=tuple(parse_claim(named(each)) for each in example.get("resource_claims", ())),
     )
-    granter = Granter(node)
+    granter = Granter(node, systems=systems)
     grants = [granter.grant(pod, {}, {})[0] for pod in pods]
     assert not any(grant.errors or grant.not_placed for grant in grants)
     return {
@@ -86,3 +90,51 @@ def test_an_example_gives_what_stands_below_it(example):
 def test_every_example_is_read():
     assert len(EXAMPLES) == TEXT.count("```yaml") > 10
     assert len(CLAIM.findall(TEXT)) == len(re.findall(r"^- `\w+` gives ", TEXT, re.MULTILINE))
+
+
+# --- docs/add-a-system.md ---
+
+CODE = re.search(r"```python\n(.*?)```", WALK_THROUGH, re.DOTALL)[1]
+
+
+def added_system():
+    module = {"__name__": "exporter.claims.acme"}
+    exec(compile(CODE, "docs/add-a-system.md", "exec"), module)  # noqa: S102 - the project's own documentation
+    return module["SYSTEM"]
+
+
+def test_the_system_that_the_walk_through_adds_gives_what_it_says():
+    example = EXAMPLE.search(WALK_THROUGH)
+    promised = stated(example["claims"])
+    assert len(promised) == 2
+    assert granted(yaml.safe_load(example["yaml"]), (*SYSTEMS, added_system())) == promised
+
+
+def test_without_the_entry_in_systems_the_placeholder_of_the_kubelet_is_all_there_is():
+    example = yaml.safe_load(EXAMPLE.search(WALK_THROUGH)["yaml"])
+    assert granted(example) == {("whole_gpu", "main", Scope.CONTAINER, "GPU-b"): (81559 * MIB, 1.0, True)}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "acme.example/gpu: '' is no <container>@<GPU's uuid>=<memory>"),
+        ("main@GPU-a=8Gi,", "acme.example/gpu: '' is no <container>@<GPU's uuid>=<memory>"),
+        ("main@card0=8Gi", "acme.example/gpu: 'main@card0=8Gi' is no <container>@<GPU's uuid>=<memory>"),
+        ("main@GPU-a=lots", "acme.example/gpu: 'lots' is no quantity like 8Gi or 4096M"),
+    ],
+)
+def test_what_the_added_system_cannot_read_is_an_error_and_no_claim(text, error):
+    pod = parse_pod(
+        named({"metadata": {"name": "p", "annotations": {"acme.example/gpu": text}}, "spec": {"containers": [{"name": "main"}]}})
+    )
+    node = Node(facts=None, gpus=GPUS, pods=(pod,))
+    grant, _ = Granter(node, systems=(*SYSTEMS, added_system())).grant(pod, {}, {})
+    assert (grant.claims, grant.errors) == ((), {"acme": (error,)})
+
+
+@pytest.mark.parametrize("check", [("check",), ("format", "--check")], ids=["check", "format"])
+def test_the_code_of_the_walk_through_keeps_the_projects_own_style(check):
+    command = [sys.executable, "-m", "ruff", *check, "--stdin-filename", "exporter/claims/acme.py", "-"]
+    done = subprocess.run(command, input=CODE, capture_output=True, text=True, check=False, timeout=60, cwd=DOCS.parent)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,11 +1,13 @@
 """GKE: shares of a GPU by ids that count device minors."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.claims import gke, mig, time_slicing, whole_gpu
-from exporter.claims.claim import Allocation, Claim, Node, Scope
+from exporter.claims.claim import Allocation, Answer, Claim, Node, Scope
 from exporter.snapshot import Container, ContainerAllocation, ContainerState, Devices, EnvVar, Gpu, NodeFacts, Pod, PodAllocation
 
 MIB = 1 << 20
@@ -42,6 +44,11 @@ def resolve(of_node, of_pod=None, system=gke):
 
 def claims(of_node, of_pod=None):
     return [(claim.container, claim.gpu_uuid, claim.memory_bytes, claim.compute_ratio) for claim in resolve(of_node, of_pod).claims]
+
+
+def test_without_the_nodes_labels_shares_may_be_under_mps_and_have_no_amount():
+    unknown = replace(node({"main": ["nvidia1/vgpu0"]}), facts=None)
+    assert resolve(unknown) == Answer(allocations=(Allocation("main", MINOR_1),))
 
 
 def test_a_share_of_time_is_a_fair_share_of_the_gpu_of_that_minor():

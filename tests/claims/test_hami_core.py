@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.claims.claim import NOT_MINE, Answer, Claim, Node, Scope
-from exporter.claims.hami_core import SYSTEM
+from exporter.claims.hami_core import SYSTEM, with_region_limits
+from exporter.limits import build_container_limits
 from exporter.snapshot import Container, ContainerState, EnvVar, NodeFacts, Pod
 
 MIB = 1 << 20
@@ -154,3 +155,65 @@ def test_a_pod_without_a_certain_gpu_has_no_limit_here(reservations):
 
 def test_an_ended_container_holds_nothing():
     assert resolve({"gpu-fraction": "0.5"}, container=replace(SERVER, state=ContainerState.TERMINATED)) == NOT_MINE
+
+
+# --- what the library's own regions add ---
+
+
+def tightened(claims, limit_mib, *, container=SERVER, gpus=(A,), uuid=A):
+    pod = Pod(uid="u", namespace="team-b", name="infer-0", containers=(container,))
+    return with_region_limits(pod, claims, {("server", uuid): limit_mib * MIB}, {"server": frozenset(gpus)})
+
+
+def by_contract(memory_mib, system="hami"):
+    return replace(claim(memory_mib), system=system, supersedes=frozenset())
+
+
+def by_region(memory_mib):
+    return replace(claim(memory_mib), supersedes=frozenset())
+
+
+@pytest.mark.parametrize(("limit_mib", "left_mib"), [(4146, 4146), (4147, 4147), (4148, 4147), (65536, 4147)])
+def test_a_region_may_tighten_the_same_systems_claim_and_never_loosen_it(limit_mib, left_mib):
+    kai = replace(by_contract(4096, "kai"), enforced=False)
+    assert tightened((kai, claim(4147)), limit_mib) == (kai, claim(left_mib))
+
+
+def test_a_claim_of_0_is_not_raised_by_a_region():
+    assert tightened((claim(0),), 65536) == (claim(0),)
+
+
+def test_a_region_does_not_make_an_unenforced_claim_a_wall():
+    assert tightened((claim(4147, enforced=False),), 4147) == (claim(4147, enforced=False),)
+
+
+def test_a_region_that_repeats_a_contract_or_says_more_is_no_claim():
+    assert tightened((by_contract(8192),), 8192) == (by_contract(8192),)
+    assert tightened((by_contract(8192, "volcano"),), 65536) == (by_contract(8192, "volcano"),)
+
+
+def test_a_region_that_says_less_than_the_contract_or_all_there_is_is_a_claim():
+    assert tightened((by_contract(8192),), 4096) == (by_contract(8192), by_region(4096))
+    assert tightened((), 4096) == (by_region(4096),)
+    unlimited = replace(by_contract(0), memory_bytes=None)
+    assert tightened((unlimited,), 4096) == (unlimited, by_region(4096))
+
+
+def test_a_region_of_a_container_that_has_switched_the_library_off_is_a_promise():
+    off = replace(SERVER, env=(EnvVar(name="CUDA_DISABLE_CONTROL", value="true"),))
+    assert tightened((), 4096, container=off) == (replace(by_region(4096), enforced=False),)
+
+
+def test_a_region_says_nothing_of_a_gpu_that_the_container_has_not_or_of_an_ended_container():
+    assert tightened((), 4096, uuid=B) == ()
+    assert tightened((), 4096, container=replace(SERVER, name="other")) == ()
+    assert tightened((), 4096, container=replace(SERVER, state=ContainerState.TERMINATED)) == ()
+
+
+@given(st.lists(st.sampled_from([0, 1024, 4096, 8192]), max_size=3), st.integers(min_value=1, max_value=100_000))
+def test_no_region_ever_raises_a_limit(contracts, limit_mib):
+    systems = ("hami", "container_env", "hami_core")
+    claims = tuple(by_contract(mib, system) for mib, system in zip(contracts, systems, strict=False))
+    before, after = build_container_limits(claims).memory_bytes, build_container_limits(tightened(claims, limit_mib)).memory_bytes
+    assert after is not None
+    assert before is None or after <= before

@@ -53,6 +53,17 @@ def test_one_of_four_replicas_is_a_quarter_in_whole_mib():
     assert resolve(f"{UUID}::2", replicas=[(UUID, 4)]).claims == (share(UUID, 20389, 0.25),)
 
 
+def test_without_the_nodes_labels_replicas_may_be_under_mps_and_have_no_amount():
+    allocation = PodAllocation("team-a", "infer-0", (ContainerAllocation("main", (Devices("nvidia.com/gpu", (f"{UUID}::2",)),)),))
+    node = Node(
+        facts=None,
+        gpus={UUID: Gpu(gpu_uuid=UUID, minor=0, memory_total_bytes=81559 * MIB)},
+        allocations={("team-a", "infer-0"): allocation},
+        allocatable=(Devices("nvidia.com/gpu", (f"{UUID}::0", f"{UUID}::1", f"{UUID}::2")),),
+    )
+    assert SYSTEM.resolver(node)(POD) == Answer(allocations=(Allocation("main", UUID),))
+
+
 def test_two_replicas_are_twice_the_share_and_one_claim():
     assert resolve(f"{UUID}::2", f"{UUID}::0", replicas=[(UUID, 4)]).claims == (share(UUID, 40778, 0.5, shares=2),)
 

@@ -3,7 +3,7 @@
  * NVML_STAND_IN_FILE names the file. It is looked at in every call and read anew when it was replaced, so that a test can change the
  * node while a program runs on it. Without the file the driver is not loaded. NVML_STAND_IN_LOG names a file to which every call appends
  * a line: the function, then what it was asked about. After each nvmlInit and nvmlShutdown that worked follows `initialised`, with how
- * many of the former are without the latter.
+ * many of the former are without the latter. Likewise `samples` after a GPM sample's buffer was made or freed.
  *
  * Compiled with -DWITHOUT_<function> the library lacks that symbol, as an older driver's does.
  *
@@ -23,6 +23,9 @@
  *   busy PID SM MEMORY ENCODER DECODER     a sample every 1/6 s of the wall clock, ten seconds of them
  *   samples from-the-start         the driver answers all samples, whatever stamp was seen last
  *   samples empty-success          no samples are a success and not NOT_FOUND
+ *   gpm                            of a device: it has GPM
+ *   counters BUSY TOTAL            of a MIG device: what a GPM sample of its GPU instance holds; the metric is the growth of BUSY in percent
+ *                                  of that of TOTAL, -1 for both is an error
  *   records 32                     process records of 32 bytes, which the header has not: drivers 535.43 to 535.86
  *   call FUNCTION error CODE       FUNCTION is a symbol or *, before any device for what is asked of no device
  *   call FUNCTION insufficient N   the next N answers say INSUFFICIENT_SIZE, beyond questions for the size
@@ -71,6 +74,8 @@ struct entity {
     char uuid[96], name[96], bus[32];
     int parent, slot, gpu_instance, compute_instance;
     unsigned int minor, slots, utilization;
+    int has_gpm;
+    double gpm_busy, gpm_total;
     int has_memory;
     unsigned long long total, reserved, used;
     int record_size, from_the_start, empty_success;
@@ -82,6 +87,11 @@ struct entity {
     int busy_count;
     struct rule rules[MAX_RULES];
     int rule_count;
+};
+
+/* A GPM sample. */
+struct nvmlGpmSample_st {
+    double busy, total;
 };
 
 /* What a handle points to. It outlives every change of the file. */
@@ -96,7 +106,7 @@ static struct rule rules[MAX_RULES];
 static int rule_count;
 static char driver[80];
 static struct stat file_read;
-static int is_loaded, initialised;
+static int is_loaded, initialised, gpm_samples;
 static struct nvmlDevice_st handles[MAX_HANDLES];
 static int handle_count;
 
@@ -174,6 +184,10 @@ static void parse(FILE *file)
         } else if (!strcmp(keyword, "samples")) {
             entity->from_the_start |= !strcmp(rest, "from-the-start");
             entity->empty_success |= !strcmp(rest, "empty-success");
+        } else if (!strcmp(keyword, "gpm")) {
+            entity->has_gpm = 1;
+        } else if (!strcmp(keyword, "counters")) {
+            sscanf(rest, "%lf %lf", &entity->gpm_busy, &entity->gpm_total);
         } else if (!strcmp(keyword, "records")) {
             entity->record_size = atoi(rest);
         }
@@ -645,3 +659,71 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
     return end(NVML_SUCCESS);
 }
 #endif
+
+/* --- GPM --- */
+
+#ifndef WITHOUT_nvmlGpmQueryDeviceSupport
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
+{
+    OF_DEVICE("nvmlGpmQueryDeviceSupport")
+    if (support->version != NVML_GPM_SUPPORT_VERSION)
+        return end(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    support->isSupportedDevice = entity->has_gpm;
+    return end(NVML_SUCCESS);
+}
+#endif
+
+nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
+{
+    log_call("nvmlGpmSampleAlloc", NULL);
+    nvmlReturn_t answer = begin("nvmlGpmSampleAlloc", NULL, -1, 0, NULL);
+    if (answer != NVML_SUCCESS)
+        return answer;
+    *sample = calloc(1, sizeof **sample);
+    log_call("samples", "%d", ++gpm_samples);
+    return end(*sample ? NVML_SUCCESS : NVML_ERROR_MEMORY);
+}
+
+nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
+{
+    log_call("nvmlGpmSampleFree", NULL);
+    nvmlReturn_t answer = begin("nvmlGpmSampleFree", NULL, -1, 0, NULL);
+    if (answer != NVML_SUCCESS)
+        return answer;
+    free(sample);
+    log_call("samples", "%d", --gpm_samples);
+    return end(NVML_SUCCESS);
+}
+
+nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpu_instance, nvmlGpmSample_t sample)
+{
+    struct entity *entity;
+    log_call("nvmlGpmMigSampleGet", "%s %u", device->uuid, gpu_instance);
+    nvmlReturn_t begun = begin("nvmlGpmMigSampleGet", device->uuid, -1, 0, &entity);
+    if (begun != NVML_SUCCESS)
+        return begun;
+    for (int i = 0; i < entity_count; i++)
+        if (entities[i].parent != NO_PARENT && &entities[entities[i].parent] == entity && entities[i].gpu_instance == (int)gpu_instance) {
+            sample->busy = entities[i].gpm_busy;
+            sample->total = entities[i].gpm_total;
+            return end(entity->has_gpm ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED);
+        }
+    return end(NVML_ERROR_INVALID_ARGUMENT);
+}
+
+nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *request)
+{
+    log_call("nvmlGpmMetricsGet", NULL);
+    nvmlReturn_t answer = begin("nvmlGpmMetricsGet", NULL, -1, 0, NULL);
+    if (answer != NVML_SUCCESS)
+        return answer;
+    if (request->version != NVML_GPM_METRICS_GET_VERSION)
+        return end(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    for (unsigned int i = 0; i < request->numMetrics; i++) {
+        nvmlGpmMetric_t *metric = &request->metrics[i];
+        int is_known = metric->metricId == NVML_GPM_METRIC_SM_UTIL && request->sample2->total >= 0;
+        metric->nvmlReturn = is_known ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+        metric->value = 100 * (request->sample2->busy - request->sample1->busy) / (request->sample2->total - request->sample1->total);
+    }
+    return end(NVML_SUCCESS);
+}

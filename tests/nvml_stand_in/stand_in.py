@@ -83,6 +83,8 @@ class Mig:
     memory_total: int | None = 40 * GIB
     memory_reserved: int = 0
     memory_used: int | None = None
+    gpm_counters: tuple[float, float] = (0, 0)
+    """Busy and total, as they stand in a GPM sample of its GPU instance."""
     processes: tuple[Process, ...] = ()
     calls: Mapping[str, int | str] = field(default_factory=dict)
 
@@ -91,6 +93,7 @@ class Mig:
         return [
             f"mig {self.uuid} {self.slot} {self.gpu_instance} {self.compute_instance}",
             *_common_lines(self),
+            f"counters {self.gpm_counters[0]:g} {self.gpm_counters[1]:g}",
             *(line for process in self.processes for line in process.lines(instance)),
         ]
 
@@ -114,6 +117,7 @@ class Device:
     record_size: int | None = None
     migs: tuple[Mig, ...] = ()
     mig_slots: int | None = None
+    has_gpm: bool = False
     calls: Mapping[str, int | str] = field(default_factory=dict)
 
     def lines(self):
@@ -126,6 +130,7 @@ class Device:
         lines += [sample.line() for sample in self.samples]
         lines += ["samples from-the-start"] if self.samples_from_the_start else []
         lines += ["samples empty-success"] if self.samples_empty_success else []
+        lines += ["gpm"] if self.has_gpm else []
         lines += [f"records {self.record_size}"] if self.record_size is not None else []
         return lines + [line for mig in self.migs for line in mig.lines()]
 
@@ -170,14 +175,21 @@ class StandIn:
     def calls(self, function=None):
         """The calls since the beginning or the last forget_calls, each a tuple of the function and what it was asked about."""
         calls = self._lines()[self._forgotten :]
-        return [call for call in calls if call[0] != "initialised" and function in (None, call[0])]
+        return [call for call in calls if call[0] not in ("initialised", "samples") and function in (None, call[0])]
 
     def forget_calls(self):
         self._forgotten = len(self._lines())
 
     def open_initialisations(self):
         """How many successful nvmlInit have had no nvmlShutdown."""
-        return next((int(call[1]) for call in reversed(self._lines()) if call[0] == "initialised"), 0)
+        return self._latest("initialised")
+
+    def held_samples(self):
+        """How many GPM samples were made and not freed."""
+        return self._latest("samples")
+
+    def _latest(self, count):
+        return next((int(line[1]) for line in reversed(self._lines()) if line[0] == count), 0)
 
     def _lines(self):
         return [tuple(line.split()) for line in self.log.read_text().splitlines()] if self.log.exists() else []

@@ -93,11 +93,12 @@ def test_an_empty_cgroup_is_an_empty_file(start):
 def test_host_files_are_there_and_follow_the_timeline(start):
     node = start("""
         node: {name: n}
-        files: {/etc/a: {text: "one"}, /var/lib/b: {base64: AAH/}}
+        files: {/etc/a: {text: "one"}, /var/lib/b: {base64: AAH/}, /var/lib/c: {gzip: H4sIAAAAAAACA0vMKU5UBADqfbh1BQAAAA==}}
         timeline: [{at: 5s, files: {/etc/a: {text: "two"}}}]
     """)
     assert (node.host_root / "etc/a").read_text() == "one"
     assert (node.host_root / "var/lib/b").read_bytes() == b"\x00\x01\xff"
+    assert (node.host_root / "var/lib/c").read_bytes() == b"alsa!"
     node.advance_to(5)
     assert (node.host_root / "etc/a").read_text() == "two"
     assert (node.host_root / "var/lib/b").read_bytes() == b"\x00\x01\xff"

@@ -103,6 +103,7 @@ def open_source(monkeypatch, nvml_library, stand_in, clock):
     for source in sources:
         source.close()
     assert stand_in.open_initialisations() == 0
+    assert stand_in.held_samples() == 0
 
 
 @pytest.fixture
@@ -614,6 +615,134 @@ def test_mig_devices_that_are_made_anew_show_at_the_next_reading(source, stand_i
     assert (reading.gpus[1].gpu.mig_profile, reading.gpus[1].gpu.memory_total_bytes) == ("4g.40gb", 39 * GIB)
 
 
+# --- GPM: how busy GPU instances are ---
+
+
+def gpm_gpu(first, second=(0, 0), **changes):
+    """A Hopper's MIG devices with the counters of their GPU instances."""
+    well = mig_gpu(has_gpm=True)
+    return replace(well, migs=(replace(well.migs[0], gpm_counters=first), replace(well.migs[1], gpm_counters=second)), **changes)
+
+
+def sm_utilizations(reading):
+    return [gpu.sm_utilization_ratio for gpu in reading.gpus]
+
+
+def test_how_busy_a_gpu_instance_was_is_the_mean_between_two_readings_and_of_no_other_instance(source, stand_in):
+    stand_in.write(gpm_gpu((100, 1000), (5, 1000)))
+    assert sm_utilizations(source.read()) == [None, None, None]
+    stand_in.write(gpm_gpu((350, 2000), (5, 2000)))
+    assert sm_utilizations(source.read()) == [None, 0.25, 0.0]
+    stand_in.write(gpm_gpu((1350, 3000), (505, 3000)))
+    assert sm_utilizations(source.read()) == [None, 1.0, 0.5]
+
+
+def test_gpm_is_asked_of_the_parent_by_the_gpu_instance(source, stand_in):
+    stand_in.write(gpm_gpu((0, 0)))
+    source.read()
+    assert stand_in.calls("nvmlGpmMigSampleGet") == [("nvmlGpmMigSampleGet", A, "1"), ("nvmlGpmMigSampleGet", A, "9")]
+
+
+def test_gpm_samples_are_freed_but_for_the_latest_of_each_mig_device(source, stand_in):
+    for number in range(6):
+        stand_in.write(gpm_gpu((number, number + 1), (0, number + 1)))
+        source.read()
+        assert stand_in.held_samples() == 2
+    source.close()
+    assert stand_in.held_samples() == 0
+    assert len(stand_in.calls("nvmlGpmSampleFree")) == 12
+
+
+def test_a_gpu_without_gpm_says_so_once_and_is_not_asked_for_samples(source, stand_in, caplog):
+    caplog.set_level(logging.INFO)
+    stand_in.write(mig_gpu())
+    assert [sm_utilizations(source.read()) for _ in range(3)] == [[None, None, None]] * 3
+    assert [record.getMessage() for record in caplog.records if "Gpm" in record.getMessage()] == [
+        f"gpu_uuid={A} function=nvmlGpmQueryDeviceSupport state=unavailable reason='this GPU has no GPM: Hopper and later have'"
+    ]
+    assert stand_in.calls("nvmlGpmSampleAlloc") == []
+
+
+def test_a_library_without_gpm_costs_its_numbers_only(open_source, stand_in):
+    source = open_source("nvmlGpmQueryDeviceSupport")
+    stand_in.write(gpm_gpu((0, 0)))
+    reading = source.read()
+    assert sm_utilizations(reading) == [None, None, None]
+    assert all(gpu.up for gpu in reading.gpus)
+
+
+def test_a_gpu_without_mig_devices_is_not_asked_for_gpm(source, stand_in):
+    stand_in.write(Device(uuid=A, has_gpm=True))
+    assert sm_utilizations(source.read()) == [None]
+    assert stand_in.calls("nvmlGpmQueryDeviceSupport") == []
+
+
+def test_a_gpm_sample_that_is_refused_costs_its_number_and_the_next_pair_gives_one_again(source, stand_in):
+    stand_in.write(gpm_gpu((100, 1000), (0, 1000)))
+    source.read()
+    stand_in.write(gpm_gpu((200, 2000), (0, 2000), calls={"nvmlGpmMigSampleGet": NO_PERMISSION}))
+    reading = source.read()
+    assert sm_utilizations(reading) == [None, None, None]
+    assert all(gpu.up for gpu in reading.gpus)
+    stand_in.write(gpm_gpu((300, 3000), (0, 3000)))
+    assert sm_utilizations(source.read()) == [None, None, None]
+    stand_in.write(gpm_gpu((400, 4000), (500, 4000)))
+    assert sm_utilizations(source.read()) == [None, 0.1, 0.5]
+
+
+def test_a_gpm_sample_from_before_an_outage_is_no_beginning_of_a_mean(source, stand_in):
+    stand_in.write(gpm_gpu((100, 1000), (0, 1000)))
+    source.read()
+    stand_in.write(gpm_gpu((100, 1000), (0, 1000), calls={"*": GPU_IS_LOST}))
+    assert not any(gpu.up for gpu in source.read().gpus)
+    stand_in.write(gpm_gpu((200, 2000), (0, 2000)))
+    assert sm_utilizations(source.read()) == [None, None, None]
+    stand_in.write(gpm_gpu((600, 3000), (0, 3000)))
+    assert sm_utilizations(source.read()) == [None, 0.4, 0.0]
+
+
+@pytest.mark.parametrize("counters", [(50, 2000), (3000, 2000), (100, 1000)], ids=["below 0", "above 100 percent", "no number"])
+def test_a_gpm_utilization_that_cannot_be_is_dropped(source, stand_in, counters):
+    stand_in.write(gpm_gpu((100, 1000), (0, 1000)))
+    source.read()
+    stand_in.write(gpm_gpu(counters, (0, 2000)))
+    reading = source.read()
+    assert sm_utilizations(reading) == [None, None, 0.0]
+    assert reading.dropped_samples == {"bad_utilization": 1}
+
+
+def test_a_gpm_metric_that_is_an_error_of_its_own_is_unknown(source, stand_in, caplog):
+    caplog.set_level(logging.INFO)
+    stand_in.write(gpm_gpu((0, 0), (0, 0)))
+    source.read()
+    stand_in.write(gpm_gpu((-1, -1), (1, 4)))
+    assert sm_utilizations(source.read()) == [None, None, 0.25]
+    assert f"gpu_uuid={MIG_1} function=nvmlGpmMetricsGet state=unavailable" in caplog.text
+
+
+def test_gpm_samples_are_freed_before_the_library_is_shut_down_and_not_used_after(source, stand_in):
+    stand_in.write(gpm_gpu((100, 1000), (0, 1000)))
+    source.read()
+    stand_in.forget_calls()
+    assert source.release()
+    assert [call[0] for call in stand_in.calls()] == ["nvmlGpmSampleFree", "nvmlGpmSampleFree", "nvmlShutdown"]
+    stand_in.write(gpm_gpu((300, 2000), (0, 2000)))
+    assert sm_utilizations(source.read()) == [None, None, None]
+    stand_in.write(gpm_gpu((400, 3000), (0, 3000)))
+    assert sm_utilizations(source.read()) == [None, 0.1, 0.0]
+
+
+def test_the_gpm_sample_of_a_call_that_returns_too_late_is_freed(open_source, stand_in):
+    source = open_source(device_deadline_seconds=DEADLINE)
+    stand_in.write(gpm_gpu((0, 0), calls={"nvmlDeviceGetMPSComputeRunningProcesses_v3": HANG}))
+    source.read()
+    assert stand_in.held_samples() == 2
+    stand_in.write(mig_gpu())
+    wait_for_threads()
+    source.read()
+    assert stand_in.held_samples() == 0
+
+
 def test_the_uuid_of_a_mig_device_of_an_old_driver_is_taken_as_it_is(source, stand_in):
     uuid = f"MIG-{A}/7/0"
     stand_in.write(Device(uuid=A, migs=(Mig(uuid=uuid, gpu_instance=7, name="A100-SXM4-40GB MIG 1g.5gb"),)))
@@ -1014,6 +1143,54 @@ def test_nvml_is_initialised_once_and_shut_down_once(source, stand_in):
     assert len(stand_in.calls("nvmlShutdown")) == 1
     with pytest.raises(SourceError, match="shut down"):
         source.read()
+
+
+def test_a_driver_that_is_let_go_of_is_shut_down_once_and_taken_again_by_the_next_reading(source, stand_in):
+    stand_in.write(Device(uuid=A))
+    source.read()
+    assert source.release()
+    assert source.release()
+    assert len(stand_in.calls("nvmlShutdown")) == 1
+    assert stand_in.open_initialisations() == 0
+    assert gpu_of(source.read()).up
+    assert len(stand_in.calls("nvmlInitWithFlags")) == 2
+    source.close()
+    assert len(stand_in.calls("nvmlShutdown")) == 2
+
+
+def test_a_driver_that_was_never_taken_is_let_go_of(source, stand_in):
+    stand_in.write(Device(uuid=A))
+    assert source.release()
+    assert stand_in.calls() == []
+
+
+def test_a_driver_with_a_call_that_does_not_return_is_not_let_go_of_until_it_does(open_source, stand_in):
+    source = open_source(device_deadline_seconds=DEADLINE)
+    stand_in.write(Device(uuid=A, calls={"*": HANG}))
+    source.read()
+    assert not source.release()
+    assert stand_in.calls("nvmlShutdown") == []
+    stand_in.write(Device(uuid=A))
+    wait_for_threads()
+    assert source.release()
+    assert stand_in.open_initialisations() == 0
+
+
+def test_a_shutdown_that_does_not_return_is_not_begun_twice_and_the_driver_is_taken_after_it(open_source, stand_in):
+    source = open_source(device_deadline_seconds=DEADLINE)
+    stand_in.write(Device(uuid=A))
+    source.read()
+    stand_in.write(Device(uuid=A), calls={"nvmlShutdown": HANG})
+    assert not source.release()
+    assert not source.release()
+    assert len(stand_in.calls("nvmlShutdown")) == 1
+    with pytest.raises(SourceError):
+        source.read()
+    stand_in.write(Device(uuid=A))
+    wait_for_threads()
+    with pytest.raises(SourceError, match="let go of"):
+        source.read()
+    assert gpu_of(source.read()).up
 
 
 def test_what_was_never_initialised_is_not_shut_down(source, stand_in):

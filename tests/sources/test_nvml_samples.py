@@ -219,6 +219,12 @@ def test_what_is_remembered_is_outdated_after_readings_that_failed_for_longer_th
     assert is_outdated(memory, moment(seconds, number=number)) is outdated
 
 
+@pytest.mark.parametrize(("set_by", "outdated"), [(0.0, False), (0.9, False), (-0.9, False), (1.1, True), (-1.1, True), (-3600, True)])
+def test_what_is_remembered_is_outdated_when_the_wall_clock_was_set(set_by, outdated):
+    memory = prime([], moment(0, number=0), PID_MAX).memory
+    assert is_outdated(memory, moment(5, number=1, wall=1_800_000_000.0 + set_by)) is outdated
+
+
 def test_a_pid_that_no_list_names_is_dropped():
     memory = primed(sample(7, 0))
     taken = advance(memory, [sample(7, 1), sample(9, 1)], at=5, listed_pids={7})
