@@ -217,6 +217,7 @@ class Container:
     will_restart: bool = False
     """Terminated, and the pod's restart policy brings it back."""
     env: tuple[EnvVar, ...] = ()
+    """Only the variables by which a sharing system may be told a limit: GPU_MEMORY_LIMIT and CUDA_*."""
     resource_limits: Mapping[str, str] = field(default_factory=dict)
     volume_mounts: tuple[str, ...] = ()
     """Mount paths."""

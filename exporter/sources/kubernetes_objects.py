@@ -121,7 +121,7 @@ def _parse_container(
         container_id=_parse_container_id(status),
         state=state,
         will_restart=state is ContainerState.TERMINATED and not over and _restarts(kind, own_policy, pod_policy, exit_code),
-        env=tuple(_parse_env_var(entry) for entry in _mappings(container.get("env")) if _text(entry.get("name"))),
+        env=tuple(_parse_env_var(entry) for entry in _mappings(container.get("env")) if _is_limit_variable(entry.get("name"))),
         resource_limits=_quantities(resources.get("limits")),
         volume_mounts=tuple(path for mount in _mappings(container.get("volumeMounts")) if (path := _text(mount.get("mountPath")))),
         claim_requests=tuple(
@@ -162,6 +162,11 @@ def _restarts(kind: ContainerKind, own_policy: str | None, pod_policy: str | Non
 def _parse_container_id(status: Json) -> str | None:
     match = _CONTAINER_ID.fullmatch(_text(status.get("containerID")) or "")
     return match[1] if match else None
+
+
+def _is_limit_variable(name: object) -> bool:
+    """Whether a sharing system's limit may stand there. The rest of an environment is no one's business, and may hold secrets."""
+    return isinstance(name, str) and (name == "GPU_MEMORY_LIMIT" or name.startswith("CUDA_"))
 
 
 def _parse_env_var(entry: Json) -> EnvVar:

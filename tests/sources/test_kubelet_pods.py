@@ -73,9 +73,10 @@ MAIN = (
     + field(2, "registry.example/train:1")
     + field(7, field(1, "GPU_MEMORY_LIMIT") + field(2, "1024"))
     + field(
-        7, field(1, "FROM_FIELD") + field(2, "") + field(3, field(1, field(1, "v1") + field(2, "metadata.annotations['gpu-fraction']")))
+        7,
+        field(1, "CUDA_FROM_FIELD") + field(2, "") + field(3, field(1, field(1, "v1") + field(2, "metadata.annotations['gpu-fraction']"))),
     )
-    + field(7, field(1, "FROM_MAP") + field(3, field(3, field(1, field(1, "a-map")) + field(2, "a-key"))))
+    + field(7, field(1, "CUDA_FROM_MAP") + field(3, field(3, field(1, field(1, "a-map")) + field(2, "a-key"))))
     + field(8, entry(1, "nvidia.com/gpu", field(1, "1")) + entry(2, "cpu", field(1, "500m")) + field(3, field(1, "gpu") + field(2, "one")))
     + field(9, field(1, "libvgpu") + field(2, 1) + field(3, "/etc/ld.so.preload"))
 )
@@ -129,8 +130,8 @@ POD = Pod(
             state=ContainerState.RUNNING,
             env=(
                 EnvVar(name="GPU_MEMORY_LIMIT", value="1024"),
-                EnvVar(name="FROM_FIELD", field_path="metadata.annotations['gpu-fraction']"),
-                EnvVar(name="FROM_MAP", config_map_key="a-key"),
+                EnvVar(name="CUDA_FROM_FIELD", field_path="metadata.annotations['gpu-fraction']"),
+                EnvVar(name="CUDA_FROM_MAP", config_map_key="a-key"),
             ),
             resource_limits={"nvidia.com/gpu": "1"},
             volume_mounts=("/etc/ld.so.preload",),

@@ -96,26 +96,28 @@ def test_a_captured_finished_pod_is_over_and_its_container_holds_nothing():
     assert [(container.state, container.holds_claims) for container in pod.containers] == [(ContainerState.TERMINATED, False)]
 
 
-def test_captured_environment_tells_references_from_literals():
-    assert by_name("pods-list.json", parse_pod)["half-gpu"].containers[0].env == (
-        EnvVar(name="NVIDIA_VISIBLE_DEVICES", config_map_key="NVIDIA_VISIBLE_DEVICES"),
-        EnvVar(name="GPU_PORTION", config_map_key="GPU_PORTION"),
-    )
+def test_of_a_captured_environment_only_limits_are_kept():
+    assert by_name("pods-list.json", parse_pod)["half-gpu"].containers[0].env == ()
+
+
+def test_a_secret_in_the_environment_is_not_kept():
+    container = {"name": "main", "env": [{"name": "DB_PASSWORD", "value": "hunter2"}, {"name": "CUDA_DEVICE_SM_LIMIT", "value": "30"}]}
+    assert minimal(containers=[container]).containers[0].env == (EnvVar(name="CUDA_DEVICE_SM_LIMIT", value="30"),)
 
 
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        ({"name": "A", "value": "8589934592"}, EnvVar(name="A", value="8589934592")),
-        ({"name": "A", "value": ""}, EnvVar(name="A", value="")),
-        ({"name": "A"}, EnvVar(name="A", value="")),
-        ({"name": "A", "value": 5}, EnvVar(name="A", value=None)),
+        ({"name": "CUDA_A", "value": "8589934592"}, EnvVar(name="CUDA_A", value="8589934592")),
+        ({"name": "CUDA_A", "value": ""}, EnvVar(name="CUDA_A", value="")),
+        ({"name": "CUDA_A"}, EnvVar(name="CUDA_A", value="")),
+        ({"name": "CUDA_A", "value": 5}, EnvVar(name="CUDA_A", value=None)),
         (
-            {"name": "A", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations['limit']"}}},
-            EnvVar(name="A", field_path="metadata.annotations['limit']"),
+            {"name": "CUDA_A", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations['limit']"}}},
+            EnvVar(name="CUDA_A", field_path="metadata.annotations['limit']"),
         ),
-        ({"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}, EnvVar(name="A")),
-        ({"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}, EnvVar(name="A")),
+        ({"name": "CUDA_A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}, EnvVar(name="CUDA_A")),
+        ({"name": "CUDA_A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}, EnvVar(name="CUDA_A")),
     ],
 )
 def test_an_environment_variable_is_a_literal_or_names_its_source(entry, expected):
