@@ -1,0 +1,1 @@
+"""The Grafana boards as code. `python -m dashboards.generate` writes their JSON."""
