@@ -30,8 +30,10 @@ def report(breach):
 
 def test_a_breach_that_begins_is_told_with_its_numbers():
     assert list(breach_changes(report(OFF), report(ON))) == [
-        ("breach=begun namespace=team-a pod=half gpu_uuid=GPU-0 resource=memory "
-        "memory_used=3.00GiB memory_limit=2.00GiB sm_utilization=0.25 compute_limit=none")
+        (
+            "breach=begun namespace=team-a pod=half gpu_uuid=GPU-0 resource=memory "
+            "memory_used=3.00GiB memory_limit=2.00GiB sm_utilization=0.25 compute_limit=none"
+        )
     ]
 
 
