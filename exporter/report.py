@@ -563,7 +563,8 @@ class _Build:
             compute[pod.gpu_uuid] += pod.limits.compute_ratio or 0.0
             grant = self.grants[pod.pod_uid]
             if pod.namespace not in self.system_namespaces:
-                sharers[pod.gpu_uuid] += any(allocation.gpu_uuid == pod.gpu_uuid for allocation in grant.allocations)
+                on_gpu = {claim.gpu_uuid for claim in grant.claims} | {allocation.gpu_uuid for allocation in grant.allocations}
+                sharers[pod.gpu_uuid] += pod.gpu_uuid in on_gpu
         # Without the driver there are no devices to show, only what was granted on them.
         granted = {uuid for uuid in {*memory, *sharers} if sharers[uuid] or memory[uuid]}
         return tuple(

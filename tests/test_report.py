@@ -16,6 +16,7 @@ from exporter.snapshot import (
     ContainerAllocation,
     ContainerState,
     Devices,
+    EnvVar,
     FoundRegion,
     Gpu,
     GpuProcess,
@@ -224,6 +225,30 @@ def test_an_annotation_removed_or_made_unreadable_loosens_nothing():
         )
         assert reports[-1].containers[0].limits.memory_bytes == HALF
         assert [error.system for error in reports[-1].claim_errors] == ["kai"]
+
+
+@pytest.mark.parametrize("edited", ["0.9", "all of it"], ids=["looser", "unreadable"])
+def test_an_edit_that_changes_nothing_lets_a_breach_end(edited):
+    half = kai_pod("half")
+    later = replace(half, annotations={"gpu-fraction": edited})
+    above, below = [gpu(processes=[(10, HALF + 1)])], [gpu(processes=[(10, 1)])]
+    owners = {10: (half, "main")}
+    reports, _ = play(
+        [
+            *ticks([half, RESERVATION], above, owners, count=3),
+            *ticks([later, RESERVATION], above, owners, count=1, start=3),
+            *ticks([later, RESERVATION], below, owners, count=3, start=4),
+        ]
+    )
+    assert [flag(report, "half", Resource.MEMORY) for report in reports[2:]] == [True, True, True, True, False]
+    assert len(reports[-1].claim_errors) == 1
+
+
+def test_a_pod_that_limits_itself_on_a_gpu_that_no_one_gave_it_counts_among_the_pods_of_that_gpu():
+    (main,) = pod("taker").containers
+    taker = replace(pod("taker"), containers=(replace(main, env=(EnvVar(name="GPU_MEMORY_LIMIT", value=str(GIB)),)),))
+    reports, _ = play([snapshot([taker], [gpu(processes=[(10, 1)])], {10: (taker, "main")})])
+    assert [(row.pods, row.memory_allocated_bytes) for row in reports[-1].gpus] == [(1, GIB)]
 
 
 @pytest.mark.parametrize(

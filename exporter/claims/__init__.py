@@ -59,13 +59,15 @@ class Grant:
     """System -> what of its contract is unreadable."""
     not_placed: bool = False
     """A sound contract waits for its GPU."""
+    unreadable: bool = False
+    """A contract cannot be read and never could: what an edit made of a readable one is an error and leaves nothing unknown."""
     plumbing: bool = False
     """A part of a sharing system: it holds nothing and is never flagged."""
 
     @property
     def incomplete(self) -> bool:
         """Whether there may be claims that could not be told."""
-        return self.not_placed or bool(self.errors)
+        return self.not_placed or self.unreadable
 
 
 class Granter:
@@ -131,6 +133,7 @@ class Granter:
                 allocations=frozenset(allocations),
                 errors={name: answer.errors for name, answer in answers.items() if answer.errors},
                 not_placed=any(answer.not_placed for answer in answers.values()),
+                unreadable=any(answer.errors and not answer.holds_despite_errors for answer in answers.values()),
             ),
             kept,
         )

@@ -66,6 +66,8 @@ class Answer:
     """The contract is sound but no GPU is known yet: no claim, no error, nothing to judge."""
     plumbing: bool = False
     """The pod is a part of the sharing system itself: it holds no claim and is never flagged."""
+    holds_despite_errors: bool = False
+    """The errors are about a later edit of a contract that was readable before, and what it said then is all told here."""
 
 
 NOT_MINE = Answer()

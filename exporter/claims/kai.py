@@ -43,7 +43,7 @@ class GpuGroup:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where KAI put a pod: GPU uuids, with an error or "not yet" where that cannot be told."""
+    """Where KAI put a pod: GPU uuids, none where that cannot be told yet, and an error for a group that two GPUs claim."""
 
     gpu_uuids: tuple[str, ...] = ()
     error: str | None = None
@@ -67,14 +67,16 @@ class Groups:
         self._uuids: Mapping[str, set[str]] = uuids
 
     def placement(self, pod: Pod) -> Placement:
-        """Answer the GPUs of the pod's groups; none where one of them has no reservation pod with a UUID yet."""
-        groups = _groups_of(pod)
-        for group in groups:
-            if len(self._uuids.get(group, ())) > 1:
-                return Placement(error=f"group {shown(group)} has reservation pods of different GPUs")
-        if not groups or not all(self._uuids.get(group) for group in groups):
-            return Placement()
-        return Placement(tuple(sorted(uuid for group in groups for uuid in self._uuids[group])))
+        """Answer the GPUs of the pod's groups; none where one of them has no reservation pod with a UUID yet.
+
+        A group with reservation pods of different GPUs is an error and places nothing; the pod's other groups stay.
+        """
+        uuids = {group: self._uuids.get(group, set()) for group in _groups_of(pod)}
+        ambiguous = sorted(group for group, of_group in uuids.items() if len(of_group) > 1)
+        error = f"group {shown(ambiguous[0])} has reservation pods of different GPUs" if ambiguous else None
+        if not all(uuids.values()):
+            return Placement(error=error)
+        return Placement(tuple(sorted(uuid for group, of_group in uuids.items() if group not in ambiguous for uuid in of_group)), error)
 
 
 def _groups_of(pod: Pod) -> frozenset[str]:
@@ -186,12 +188,12 @@ def resolver(node: Node) -> Resolver:
         except ValueError as error:
             return Answer(errors=(str(error),))
         placement = groups.placement(pod)
-        if placement.error:
-            return Answer(errors=(placement.error,))
-        if not placement.gpu_uuids:
-            return Answer(not_placed=True)
         devices = Counter(placement.gpu_uuids)
-        return Answer(claims=tuple(_claim(node, container, request, uuid, count) for uuid, count in devices.items()))
+        return Answer(
+            claims=tuple(_claim(node, container, request, uuid, count) for uuid, count in devices.items()),
+            errors=(placement.error,) if placement.error else (),
+            not_placed=not devices and not placement.error,
+        )
 
     return resolve
 

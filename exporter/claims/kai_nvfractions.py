@@ -8,8 +8,8 @@ https://github.com/kai-scheduler/KAI-Scheduler (docs/gpu-sharing)
 
 import re
 
-from exporter.claims.claim import MIB, Answer, Claim, Node, Resolver, Scope, System
-from exporter.claims.kai import NVFRACTIONS_PREFIX, Groups, requesting_containers
+from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Node, Resolver, Scope, System
+from exporter.claims.kai import NVFRACTIONS_PREFIX, Groups, Placement, requesting_containers
 from exporter.claims.quantity import MAX_BYTES, parse_keyed, parse_quantity, parse_share, shown
 from exporter.snapshot import ContainerKind, Pod
 
@@ -26,42 +26,32 @@ def resolver(node: Node) -> Resolver:
     groups = Groups(node)
 
     def resolve(pod: Pod) -> Answer:
-        claims: list[Claim] = []
-        errors: list[str] = []
-        not_placed = False
-        for name in requesting_containers(pod):
-            try:
-                found = _resolve_container(pod, name, groups)
-            except ValueError as error:
-                errors.append(str(error))
-                continue
-            not_placed = not_placed or found is None
-            claims += found or ()
-        return Answer(claims=tuple(claims), errors=tuple(errors), not_placed=not_placed)
+        answers = [_resolve_container(pod, name, groups) for name in requesting_containers(pod)]
+        return Answer(
+            claims=tuple(claim for answer in answers for claim in answer.claims),
+            errors=tuple(error for answer in answers for error in answer.errors),
+            not_placed=any(answer.not_placed for answer in answers),
+        )
 
     return resolve
 
 
-def _resolve_container(pod: Pod, name: str, groups: Groups) -> list[Claim] | None:
-    """Answer the claims of one container, or None where its GPU is not known yet. Raises ValueError for what cannot be read."""
+def _resolve_container(pod: Pod, name: str, groups: Groups) -> Answer:
     prefix = f"{NVFRACTIONS_PREFIX}{name}"
     container = next((each for each in pod.containers if each.name == name and each.kind is not ContainerKind.EPHEMERAL), None)
     if container is None:
-        raise ValueError(f"{shown(prefix)}: the pod has no container of that name")
+        return Answer(errors=(f"{shown(prefix)}: the pod has no container of that name",))
     if not container.holds_claims:
-        return []
-    memory_bytes = _memory_bytes(pod, prefix)
-    portion = pod.annotations.get(prefix + _PORTION)
-    compute_ratio = None if portion is None else parse_keyed(prefix + _PORTION, portion, parse_share)
-    gpu_uuids = _parse_devices(prefix + _DEVICES, pod.annotations.get(prefix + _DEVICES, ""))
-    if not gpu_uuids:
-        placement = groups.placement(pod)
-        if placement.error:
-            raise ValueError(placement.error)
-        gpu_uuids = placement.gpu_uuids
-    if not gpu_uuids:
-        return None
-    return [
+        return NOT_MINE
+    try:
+        memory_bytes = _memory_bytes(pod, prefix)
+        portion = pod.annotations.get(prefix + _PORTION)
+        compute_ratio = None if portion is None else parse_keyed(prefix + _PORTION, portion, parse_share)
+        gpu_uuids = _parse_devices(prefix + _DEVICES, pod.annotations.get(prefix + _DEVICES, ""))
+    except ValueError as error:
+        return Answer(errors=(str(error),))
+    placement = Placement(gpu_uuids) if gpu_uuids else groups.placement(pod)
+    claims = tuple(
         Claim(
             system="kai_nvfractions",
             gpu_uuid=gpu_uuid,
@@ -71,8 +61,9 @@ def _resolve_container(pod: Pod, name: str, groups: Groups) -> list[Claim] | Non
             compute_ratio=compute_ratio,
             enforced=True,
         )
-        for gpu_uuid in dict.fromkeys(gpu_uuids)
-    ]
+        for gpu_uuid in dict.fromkeys(placement.gpu_uuids)
+    )
+    return Answer(claims=claims, errors=(placement.error,) if placement.error else (), not_placed=not claims and not placement.error)
 
 
 def _memory_bytes(pod: Pod, prefix: str) -> int:

@@ -25,9 +25,11 @@ def resolve_pinned(resolver: Resolver, pod: Pod, pinned: Pod | None, gpus: Mappi
     # Only the author's words are those of then: containers end, GPUs appear and the node's labels change by right.
     held = resolver(replace(pod, labels=pinned.labels, annotations=pinned.annotations))
     if answer.errors and not held.errors:
-        return replace(held, errors=tuple(f"{error}; what stood there before holds" for error in answer.errors)), pinned
+        errors = tuple(f"{error}; what stood there before holds" for error in answer.errors)
+        return replace(held, errors=errors, holds_despite_errors=True), pinned
     if _is_looser(answer, held, gpus):
-        return replace(held, errors=(*held.errors, "edited to claim more than before; what stood there before holds")), pinned
+        errors = (*held.errors, "edited to claim more than before; what stood there before holds")
+        return replace(held, errors=errors, holds_despite_errors=not held.errors), pinned
     return answer, pod if answer.claims else pinned
 
 

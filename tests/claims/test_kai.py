@@ -377,6 +377,14 @@ def test_a_group_on_two_gpus_is_an_error_and_not_a_guess():
     assert answer == Answer(errors=(f"group '{GROUP}' has reservation pods of different GPUs",))
 
 
+def test_an_ambiguous_group_costs_a_pod_of_two_groups_that_group_only():
+    pod = fraction_pod({"gpu-fraction": "0.25"}, groups=(GROUP, OTHER_GROUP))
+    answer = resolve(pod, reservation(name="r1"), reservation(OTHER_GROUP, A, name="r2"), reservation(OTHER_GROUP, B, name="r3"))
+    assert answer.claims == (claim(A, 20375, 0.25),)
+    assert answer.errors == (f"group '{OTHER_GROUP}' has reservation pods of different GPUs",)
+    assert not answer.not_placed
+
+
 def test_two_reservation_pods_of_one_group_on_one_gpu_are_not_ambiguous():
     assert resolve(fraction_pod({"gpu-fraction": "0.5"}), reservation(name="r1"), reservation(name="r2")).claims == (claim(A, 40750, 0.5),)
 

@@ -106,6 +106,16 @@ def test_an_ambiguous_group_is_an_error_unless_the_devices_tell():
     assert resolve(pod({LIMIT: "8Gi", DEVICES: A}), *duplicates) == Answer(claims=(claim(),))
 
 
+def test_an_ambiguous_group_costs_a_pod_of_two_groups_that_group_only():
+    answer = resolve(
+        pod({LIMIT: "8Gi"}, groups=(GROUP, OTHER_GROUP)),
+        reservation(GROUP, A, "r1"),
+        reservation(OTHER_GROUP, A, "r2"),
+        reservation(OTHER_GROUP, B, "r3"),
+    )
+    assert (answer.claims, len(answer.errors), answer.not_placed) == ((claim(A),), 1, False)
+
+
 def test_a_portion_is_a_share_of_compute():
     assert resolve(pod({LIMIT: "8Gi", DEVICES: A, PORTION: "0.25"})).claims == (claim(compute_ratio=0.25),)
     assert resolve(pod({LIMIT: "8Gi", DEVICES: A, PORTION: "1"})).claims == (claim(compute_ratio=1.0),)
