@@ -286,11 +286,10 @@ class _Build:
     # --- usage ---
 
     def _build_usage(self) -> None:
-        procfs = self.snapshot.procfs
+        nvml, procfs = self.snapshot.nvml, self.snapshot.procfs
         if procfs is None:
             return
-        pids = {process.pid for reading in self.readings.values() for process in reading.processes or ()}
-        pids |= {entry.pid for reading in self.readings.values() for entry in reading.busy or ()}
+        pids = nvml.pids if nvml else frozenset[int]()
         owners = Owners(self.pods, self.system_namespaces)
         self.identities = build_identities(pids, procfs, owners, self.memory.identities)
         for uuid, reading in self.readings.items():
@@ -312,6 +311,8 @@ class _Build:
             counts = build_core_counts(hostfiles.regions, alive)
             # Where the driver does not tell a GPU's processes, no one knows which of the region's are alive.
             self.core_counts = {key: count if key[1] in self.usage else NOT_COUNTED for key, count in counts.items()}
+        if not self.core_counts and not self.memory.region_limits:
+            return  # Most nodes read no host files.
         present = {
             Owner(pod.uid, container.name, container.container_id or "")
             for pod in self.pods

@@ -273,7 +273,7 @@ class Sampler:
         time_seconds, monotonic_seconds = self._clock.time(), self._clock.monotonic()
         nvml = self._read_nvml(monotonic_seconds)
         # Processes after the driver, and allocations after both: a container's allocation is older than its processes.
-        procfs = self._procfs.attempt(lambda: self._sources.procfs.read(_pids(nvml)))
+        procfs = self._procfs.attempt(lambda: self._sources.procfs.read(nvml.pids if nvml else ()))
         kubelet = self._kubelet.attempt(self._sources.kubelet.read)
         kubernetes = self._kubernetes.attempt(self._sources.kubernetes.read)
         kubelet_is_current = kubelet is not None
@@ -334,10 +334,3 @@ class Sampler:
 def _containers(kubernetes: KubernetesReading | None) -> list[tuple[str, str]]:
     pods = kubernetes.pods.values() if kubernetes else ()
     return [(pod.uid, container.name) for pod in pods if not pod.ended for container in pod.containers]
-
-
-def _pids(nvml: NvmlReading | None) -> set[int]:
-    if nvml is None:
-        return set()
-    listed = {process.pid for gpu in nvml.gpus for process in gpu.processes or ()}
-    return listed | {entry.pid for gpu in nvml.gpus for entry in gpu.busy or ()}

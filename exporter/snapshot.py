@@ -87,6 +87,12 @@ class NvmlReading:
     """Reason -> how many things this reading said that cannot be true: bad_pid, bad_timestamp, bad_utilization, unknown_pid,
     scrambled_list."""
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Every process that it names: those listed on a GPU, and those that were busy and may have ended."""
+        listed = {process.pid for gpu in self.gpus for process in gpu.processes or ()}
+        return frozenset(listed.union(entry.pid for gpu in self.gpus for entry in gpu.busy or ()))
+
 
 # --- /proc ---
 
