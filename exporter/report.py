@@ -371,7 +371,7 @@ class _Build:
             limits = build_container_limits(claims.get((uuid, container.name), ()))
             if use is None and usage is not None:
                 use = Use()
-            tells = usage is not None and usage.busy_by_owner is not None
+            tells = self._busy_on(uuid) is not None
             breaches: Mapping[Resource, Breach] = {}
             if self._is_judged(pod, grant):
                 breaches = self.judge.judge_container(
@@ -415,10 +415,16 @@ class _Build:
         usage = self.usage.get(uuid)
         if usage is not None:
             activity = add_memory(activity, use.memory_used_bytes if use else 0)
-            if usage.busy_by_owner is not None:
-                activity = self._add_busy(activity, uuid, usage.busy_by_owner.get(owner, IDLE))
+        busy = self._busy_on(uuid)
+        if busy is not None:
+            activity = self._add_busy(activity, uuid, busy.get(owner, IDLE))
         self.container_activity[key] = activity
         return activity
+
+    def _busy_on(self, uuid: str) -> Mapping[Owner, BusySeconds] | None:
+        """Answer who kept this GPU busy; None while that cannot be known."""
+        usage = self.usage.get(uuid)
+        return None if usage is None else usage.busy_by_owner
 
     def _add_busy(self, activity: Activity, uuid: str, busy: BusySeconds) -> Activity:
         return add_busy(
@@ -445,8 +451,8 @@ class _Build:
         pod_claims = claims.get((uuid, ""), [])
         limits = build_pod_limits(pod_claims, (container.limits for container in containers))
         activity = self.memory.pod_activity.get((pod.uid, uuid), NO_ACTIVITY)
-        tells = usage is not None and usage.busy_by_owner is not None
-        if usage is not None and usage.busy_by_owner is not None:
+        tells = self._busy_on(uuid) is not None
+        if tells:
             activity = self._add_busy(activity, uuid, self.busy_by_pod.get((pod.uid, uuid), IDLE))
         self.pod_activity[pod.uid, uuid] = activity
         used = [container.memory_used_bytes for container in containers]
@@ -487,8 +493,7 @@ class _Build:
         return grant.incomplete or self.snapshot.kubelet is None or self.snapshot.kubernetes is None
 
     def _compute_mean(self, activity: Activity, uuid: str) -> float | None:
-        usage = self.usage.get(uuid)
-        if usage is None or usage.busy_by_owner is None:
+        if self._busy_on(uuid) is None:
             return None
         mean = activity.full_window_sm_ratio(self.now, self.rules.compute_window_seconds)
         # Sampling noise can carry the mean above 1, and no one can take more than the whole GPU.
