@@ -4,7 +4,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from dashboards.colours import BAD, BY_SOURCE, GOOD, GREY, SKY, VERMILLION, WARNING, YELLOW
 from dashboards.expressions import DEVICES, OF_GPU, gpu, or_zero, pod_on_gpu, pod_rate
-from dashboards.panels import NONE_IS_GOOD, POD_LINK, Column, Query, bars, board, graph, stat, states, table
+from dashboards.panels import NONE_IS_GOOD, POD_LINK, Column, Query, bars, board, breaches, graph, stat, states, table
 from dashboards.variables import GPU, NODE
 
 TOTAL = gpu("fgpu_gpu_memory_total_bytes")
@@ -142,18 +142,7 @@ def _gpus(built: Dashboard) -> None:
             dashed=(r"\(limit\)$",),
         )
     )
-    built.with_panel(
-        states(
-            "Breaches",
-            "When which pod was above a limit, by resource; unallocated is use of a GPU that nobody gave it. A gap is unknown.",
-            Query(
-                f"max by (namespace, pod, resource) (fgpu_pod_limit_exceeded{{{GPU}}})",
-                "{{namespace}}/{{pod}} {{resource}}",
-            ),
-            ("within", "over"),
-            (GOOD, VERMILLION),
-        )
-    )
+    built.with_panel(breaches(f"fgpu_pod_limit_exceeded{{{GPU}}}"))
 
 
 def _pods(built: Dashboard) -> None:

@@ -42,7 +42,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from dashboards.colours import BAD, BY_LAST_CHARACTER, GOOD
+from dashboards.colours import BAD, BY_LAST_CHARACTER, GOOD, VERMILLION
 from dashboards.variables import PROMETHEUS, datasource, variable
 
 POD_LINK = "/d/fgpu-pod?${cluster:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}&${__url_time_range}"
@@ -216,6 +216,17 @@ def states(
         .height(9)
         .span(width)
         .with_target(_target("A", query))
+    )
+
+
+def breaches(flags: str) -> StateTimeline:
+    """Answer when which pod was over a limit, from flags by pod and resource."""
+    return states(
+        "Breaches",
+        "When which pod was above a limit, by resource; unallocated is use of a GPU that nobody gave it. A gap is unknown.",
+        Query(f"max by (namespace, pod, resource) ({flags})", "{{namespace}}/{{pod}} {{resource}}"),
+        ("within", "over"),
+        (GOOD, VERMILLION),
     )
 
 

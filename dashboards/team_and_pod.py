@@ -2,9 +2,9 @@
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from dashboards.colours import BAD, GOOD, VERMILLION, WARNING
+from dashboards.colours import BAD, GOOD, WARNING
 from dashboards.expressions import OF_POD_ON_GPU, granted_gpus, hours, in_queue, or_zero, pod_on_gpu, pod_rate, used_gpus
-from dashboards.panels import NODE_LINK, NONE_IS_GOOD, Column, Query, board, graph, stat, states, table
+from dashboards.panels import NODE_LINK, NONE_IS_GOOD, Column, Query, board, breaches, graph, stat, table
 from dashboards.variables import POD_ON_GPU
 
 LIMIT = pod_on_gpu("fgpu_pod_memory_limit_bytes")
@@ -98,18 +98,7 @@ def _memory(built: Dashboard) -> None:
             dashed=(r"\(limit\)$",),
         )
     )
-    built.with_panel(
-        states(
-            "Breaches",
-            "When which pod was above a limit, by resource; unallocated is use of a GPU that nobody gave it. A gap is unknown.",
-            Query(
-                f"max by (namespace, pod, resource) ({in_queue(EXCEEDED)})",
-                "{{namespace}}/{{pod}} {{resource}}",
-            ),
-            ("within", "over"),
-            (GOOD, VERMILLION),
-        )
-    )
+    built.with_panel(breaches(in_queue(EXCEEDED)))
     labels = (
         Column(title="Node", label="node"),
         Column(title="Namespace", label="namespace"),
