@@ -22,7 +22,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.config import parse_config
-from exporter.endpoints import build_routes
+from exporter.endpoints import metrics
 from exporter.report import Report
 from exporter.sampler import Sampler
 from exporter.server import Request
@@ -271,7 +271,7 @@ def play(path: Path) -> list[str]:
 
 
 def _wrongs(sampler: Sampler) -> Iterator[str]:
-    response = build_routes(sampler)["/metrics"](Request(path="/metrics", accept="", accept_encoding=""))
+    response = metrics(sampler, Request(path="/metrics"))
     if response.status != 200:  # noqa: PLR2004 - HTTP's OK
         yield f"/metrics answers {response.status}"
     samples = [sample for family in text_string_to_metric_families(response.body.decode()) for sample in family.samples]

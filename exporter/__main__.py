@@ -1,4 +1,4 @@
-"""The program: flags, the sources of this node, exit codes.
+"""The program: flags, the sources of this node, exit codes. Its first argument may be a command for a person instead (`exporter.commands`).
 
 Exit status: 0 after SIGTERM, SIGINT or --once; 2 for a flag or file that cannot be used; 3 when only a new process can help (the driver's
 library in this container no longer fits the driver, say).
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from exporter import commands
 from exporter.clock import Clock, SystemClock
+from exporter.commands import COMMANDS
 from exporter.config import Config, ConfigError, fail, parse_config, unknown_variables
 from exporter.daemon import make_sampler, print_exposition, serve
 from exporter.sampler import KubernetesReader, Sources
@@ -53,8 +55,11 @@ class Patience:
 
 def main(arguments: Sequence[str] | None = None, patience: Patience = Patience()) -> int:
     """Run the program; answer its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in COMMANDS:
+        return commands.run(arguments[0], arguments[1:])
     try:
-        config = parse_config(sys.argv[1:] if arguments is None else arguments, os.environ)
+        config = parse_config(arguments, os.environ)
     except ConfigError as error:
         return fail(str(error))
     # Whoever asks for one exposition reads it on a terminal.
@@ -110,7 +115,7 @@ def run(config: Config, stack: ExitStack, patience: Patience) -> int:
         clock.wait(threading.Event(), config.sample_interval_seconds)
         print_exposition(sampler.sample())
         return 0
-    return serve(config, sampler, stack)
+    return serve(config, sampler, config.node_name or "", stack)
 
 
 def _pod_source(config: Config, clock: Clock, patience: Patience, stack: ExitStack) -> KubernetesReader:

@@ -12,6 +12,7 @@ from exporter.clock import Clock
 from exporter.config import Config, config_facts
 from exporter.endpoints import build_routes
 from exporter.exposition import Exposition, Format
+from exporter.node_json import About
 from exporter.report import Rules
 from exporter.sampler import Sampler, Sources
 from exporter.server import Server
@@ -40,7 +41,18 @@ def make_sampler(config: Config, sources: Sources, clock: Clock) -> Sampler:
     )
 
 
-def serve(config: Config, sampler: Sampler, stack: ExitStack) -> int:
+def about(config: Config, node_name: str) -> About:
+    """Answer what the exporter says of itself to people's tools."""
+    return About(
+        node=node_name,
+        simulated=bool(config.demo or config.scenario),
+        sample_interval_seconds=config.sample_interval_seconds,
+        utilization_window_seconds=config.utilization_window_seconds,
+        compute_window_seconds=config.compute_window_seconds,
+    )
+
+
+def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) -> int:
     """Sample and answer scrapes until a signal says to stop; answer the exit status. What is on the stack ends within 2 s."""
     stop = threading.Event()
 
@@ -51,7 +63,8 @@ def serve(config: Config, sampler: Sampler, stack: ExitStack) -> int:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, stop_on_signal)
 
-    server = Server(address=config.listen_address, port=config.port, routes=build_routes(sampler), web_config=config.web_config_file)
+    routes = build_routes(sampler, about(config, node_name))
+    server = Server(address=config.listen_address, port=config.port, routes=routes, web_config=config.web_config_file)
     server.start()
     stack.callback(server.close)
     _log.info("state=started version=%s address=%s port=%d", __version__, config.listen_address, server.port)

@@ -1,23 +1,29 @@
-"""What the HTTP paths answer: metrics, health, readiness. They read what the sampler published and change nothing.
+"""What the HTTP paths answer: metrics, health, readiness, the node as JSON. They read what the sampler published and change nothing.
 
 None of them touches a driver, a kubelet or an API server, so none can hang with one.
 """
 
+import gzip
 from collections.abc import Callable, Mapping
 
 from exporter.exposition import Exposition, accepts_gzip, choose_format
+from exporter.node_json import About, build_node, render_json
 from exporter.sampler import Sampler
 from exporter.server import Request, Response
 
 TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+
+_GZIP_LEVEL = 1
 
 
-def build_routes(sampler: Sampler) -> Mapping[str, Callable[[Request], Response]]:
+def build_routes(sampler: Sampler, about: About) -> Mapping[str, Callable[[Request], Response]]:
     """Answer the function for each path."""
     return {
         "/metrics": lambda request: metrics(sampler, request),
         "/healthz": lambda _: healthz(sampler),
         "/readyz": lambda _: readyz(sampler),
+        "/api/v1/node": lambda request: node(sampler, about, request),
     }
 
 
@@ -46,3 +52,16 @@ def readyz(sampler: Sampler) -> Response:
     exposition: Exposition = sampler.exposition
     reasons = [f"{source.source}: {source.reason}" for source in exposition.health.sources if not source.up]
     return Response(503, TEXT, ("\n".join(reasons or ["no sample yet"]) + "\n").encode("utf-8", "replace"))
+
+
+def node(sampler: Sampler, about: About, request: Request) -> Response:
+    """Answer the newest report as JSON; what is too old to be believed is null."""
+    exposition = sampler.exposition
+    report = None if sampler.is_stale() else exposition.report
+    body = render_json(build_node(about, exposition.health, report))
+    # Nothing may keep it: the next sample makes it untrue.
+    headers = [("Vary", "Accept-Encoding"), ("Cache-Control", "no-store")]
+    if accepts_gzip(request.accept_encoding):
+        body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
+        headers.append(("Content-Encoding", "gzip"))
+    return Response(200, JSON, body, tuple(headers))

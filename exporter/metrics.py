@@ -291,7 +291,7 @@ NODE_METRICS: tuple[Metric[Report], ...] = (
             row.owner_kind,
             row.owner_name,
             row.scheduler,
-            "system" if row.is_system else "workload",
+            row.role,
         ),
     ),
     CLAIM.gauge(

@@ -85,6 +85,8 @@ class ContainerReport:
     processes: int | None
     limits: ContainerLimits
     sm_utilization_ratio: float | None
+    sm_utilization_mean_ratio: float | None
+    """Over --compute-window-seconds, at most 1: what a compute limit is held to. None until the window is full."""
     busy_total: BusySeconds | None
     breaches: Mapping[Resource, Breach]
     """Only in the dimensions in which it has a limit."""
@@ -103,6 +105,8 @@ class PodReport:
     memory_used_bytes: int | None
     limits: PodLimits
     sm_utilization_ratio: float | None
+    sm_utilization_mean_ratio: float | None
+    """Over --compute-window-seconds, at most 1: what a compute limit is held to. None until the window is full."""
     sm_busy_seconds_total: float | None
     breaches: Mapping[Resource, Breach]
 
@@ -113,6 +117,7 @@ class ClaimReport:
 
     namespace: str
     pod: str
+    pod_uid: str
     claim: Claim
 
 
@@ -127,7 +132,8 @@ class PodInfo:
     owner_kind: str
     owner_name: str
     scheduler: str
-    is_system: bool
+    role: str
+    """`workload`, or `system`: a part of a sharing system, or of a namespace that is never flagged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +162,19 @@ class ClaimErrorReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a report was made from, so that it can be asked why it says what it says."""
+
+    snapshot: Snapshot
+    identities: Mapping[int, Identity] = field(default_factory=dict)
+    """Whose each process is; a process that is gone has none."""
+    usage: Mapping[str, GpuUsage] = field(default_factory=dict)
+    """By GPU; a GPU whose processes are not known has none."""
+    grants: Mapping[str, Grant] = field(default_factory=dict)
+    """By pod UID."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """All that the exporter says of the node at one moment. Sorted, so that equal nodes give equal reports."""
 
@@ -177,6 +196,8 @@ class Report:
     """Pods left out because there would be too many series."""
     series_over_limit: int = 0
     """The series that those pods would have had."""
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
+    """Values that were made anyway, and kept as long as the report is."""
 
 
 # --- what is remembered between reports ---
@@ -372,6 +393,7 @@ class _Build:
             if use is None and usage is not None:
                 use = Use()
             tells = self._busy_on(uuid) is not None
+            compute_mean_ratio = self._compute_mean(activity, uuid)
             breaches: Mapping[Resource, Breach] = {}
             if self._is_judged(pod, grant):
                 breaches = self.judge.judge_container(
@@ -379,7 +401,7 @@ class _Build:
                     uuid,
                     limits,
                     use=use,
-                    compute_mean_ratio=self._compute_mean(activity, uuid),
+                    compute_mean_ratio=compute_mean_ratio,
                     limits_may_be_missing=self._limits_may_be_missing(grant),
                 )
             reports.append(
@@ -395,6 +417,7 @@ class _Build:
                     processes=use.processes if use else None,
                     limits=limits,
                     sm_utilization_ratio=self._utilization(activity) if tells else None,
+                    sm_utilization_mean_ratio=compute_mean_ratio,
                     busy_total=activity.busy_total if tells else None,
                     breaches=breaches,
                     hami_core=self.core_counts.get((owner, uuid), NOT_COUNTED),
@@ -460,6 +483,7 @@ class _Build:
         memory_used_bytes = None
         if usage is not None and is_there and None not in used:
             memory_used_bytes = sum(value for value in used if value is not None)
+        compute_mean_ratio = self._compute_mean(activity, uuid)
         breaches: Mapping[Resource, Breach] = {}
         if self._is_judged(pod, grant):
             breaches = self.judge.judge_pod(
@@ -467,7 +491,7 @@ class _Build:
                 uuid,
                 limits,
                 memory_used_bytes=memory_used_bytes,
-                compute_mean_ratio=self._compute_mean(activity, uuid),
+                compute_mean_ratio=compute_mean_ratio,
                 of_containers=(container.breaches for container in containers),
                 unallocated=None if pod.namespace in self.system_namespaces else self._unallocated_verdict(pod, grant, uuid),
                 limits_may_be_missing=self._limits_may_be_missing(grant),
@@ -480,6 +504,7 @@ class _Build:
             memory_used_bytes=memory_used_bytes,
             limits=limits,
             sm_utilization_ratio=self._utilization(activity) if tells and is_there else None,
+            sm_utilization_mean_ratio=compute_mean_ratio if is_there else None,
             sm_busy_seconds_total=activity.busy_total.sm if tells and activity.busy_total else None,
             breaches=breaches,
         )
@@ -530,7 +555,7 @@ class _Build:
             pods=tuple(pods),
             pod_infos=tuple(self._pod_info(by_uid[uid]) for uid in by_uid if uid in shown),
             claims=tuple(
-                ClaimReport(namespace=pod.namespace, pod=pod.name, claim=claim)
+                ClaimReport(namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, claim=claim)
                 for pod in self.pods
                 for claim in sorted(
                     self.grants[pod.uid].claims, key=lambda claim: (claim.gpu_uuid, claim.container, claim.system, claim.scope)
@@ -546,6 +571,7 @@ class _Build:
             gpu_groups=gpu_groups(self.node),
             dropped_samples_total=self._dropped_samples_total(nvml),
             hostfiles_unreadable=self._hostfiles_unreadable(),
+            evidence=Evidence(snapshot=self.snapshot, identities=self.identities, usage=self.usage, grants=self.grants),
         )
 
     def _pod_info(self, pod: Pod) -> PodInfo:
@@ -557,7 +583,7 @@ class _Build:
             owner_kind=pod.owner_kind or "",
             owner_name=pod.owner_name or "",
             scheduler=pod.scheduler_name or "",
-            is_system=self.grants[pod.uid].plumbing or pod.namespace in self.system_namespaces,
+            role="system" if self.grants[pod.uid].plumbing or pod.namespace in self.system_namespaces else "workload",
         )
 
     def _report_gpus(self, pods: Iterable[PodReport]) -> tuple[GpuReport, ...]:

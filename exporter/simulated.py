@@ -43,7 +43,7 @@ def run(config: Config, stack: ExitStack) -> int:
     stop = threading.Event()
     stack.callback(stop.set)
     threading.Thread(target=node.play, args=(stop,), name="simulation", daemon=True).start()
-    return serve(config, sampler, stack)
+    return serve(config, sampler, config.node_name or node.name, stack)
 
 
 def sample_at(node: SimulatedNode, sampler: Sampler, seconds: float) -> None:

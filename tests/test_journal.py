@@ -22,6 +22,7 @@ def report(breach):
         memory_used_bytes=3 << 30,
         limits=PodLimits(memory_bytes=2 << 30),
         sm_utilization_ratio=0.25,
+        sm_utilization_mean_ratio=None,
         sm_busy_seconds_total=1.0,
         breaches={Resource.MEMORY: breach},
     )

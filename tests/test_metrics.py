@@ -32,6 +32,7 @@ def container(**more):
         "processes": 1,
         "limits": ContainerLimits(),
         "sm_utilization_ratio": None,
+        "sm_utilization_mean_ratio": None,
         "busy_total": None,
         "breaches": {},
     }

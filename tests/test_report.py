@@ -154,7 +154,7 @@ def test_an_idle_grant_is_zero_from_the_first_sample():
 def test_a_reservation_pod_has_no_rows_and_is_a_system_pod():
     reports, _ = play([snapshot([kai_pod("half"), RESERVATION], [gpu()], devices=[(RESERVATION, [GPU_0])])])
     assert {row.pod for row in reports[0].pods} == {"half"}
-    assert {info.pod: info.is_system for info in reports[0].pod_infos} == {"half": False, "gpu-reservation": True}
+    assert {info.pod: info.role for info in reports[0].pod_infos} == {"half": "workload", "gpu-reservation": "system"}
 
 
 def test_a_pod_that_no_one_gave_the_gpu_is_flagged_and_one_of_a_system_namespace_is_not():
@@ -371,11 +371,11 @@ def test_facts_about_a_pod_are_its_own_or_empty():
     queued = replace(owned, labels={**owned.labels, "kai.scheduler/queue": "gold"})
     agent = pod("agent", namespace="kube-system")
     report = play([snapshot([queued, RESERVATION, agent], [gpu()], {10: (agent, "main")}, devices=[(agent, [GPU_0])])])[0][0]
-    facts = {row.pod: (row.queue, row.owner_kind, row.owner_name, row.scheduler, row.is_system) for row in report.pod_infos}
+    facts = {row.pod: (row.queue, row.owner_kind, row.owner_name, row.scheduler, row.role) for row in report.pod_infos}
     assert facts == {
-        "owned": ("gold", "Job", "train", "kai-scheduler", False),
-        "agent": ("", "", "", "", True),
-        "gpu-reservation": ("", "", "", "", True),
+        "owned": ("gold", "Job", "train", "kai-scheduler", "workload"),
+        "agent": ("", "", "", "", "system"),
+        "gpu-reservation": ("", "", "", "", "system"),
     }
 
 

@@ -68,6 +68,7 @@ def container(pod, name, used_bytes):
         processes=1,
         limits=ContainerLimits(),
         sm_utilization_ratio=None,
+        sm_utilization_mean_ratio=None,
         busy_total=None,
         breaches={},
     )
@@ -82,13 +83,14 @@ def pod(name, used_bytes, **breaches):
         memory_used_bytes=used_bytes,
         limits=PodLimits(),
         sm_utilization_ratio=None,
+        sm_utilization_mean_ratio=None,
         sm_busy_seconds_total=None,
         breaches={Resource(resource): breach for resource, breach in breaches.items()},
     )
 
 
 def info(name):
-    return PodInfo(namespace="team-a", pod=name, pod_uid=name, queue="", owner_kind="", owner_name="", scheduler="", is_system=False)
+    return PodInfo(namespace="team-a", pod=name, pod_uid=name, queue="", owner_kind="", owner_name="", scheduler="", role="workload")
 
 
 def report(*pods, containers=1, of=None):

@@ -1,6 +1,9 @@
-"""Writes the generated parts of the documentation: the metrics table and the flags. A test holds them equal to the code."""
+"""Writes the generated parts of the documentation: the metrics table, the flags and the JSON's keys. A test holds them equal to the code."""
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from exporter.config import FLAGS, show_default
 from exporter.metrics import EXPORTER_METRICS, NODE_METRICS, PREFIX
@@ -47,6 +50,52 @@ that cannot be used ends the program with status 2 and one line that says which 
 |---|---|---|
 """
 
+_API_HEAD = """\
+# The HTTP API
+
+Made from [node.v1.schema.json](node.v1.schema.json) by `make docs`.
+
+| path | what it answers |
+|---|---|
+| `/metrics` | the metrics, as text or OpenMetrics: [metrics.md](metrics.md) |
+| `/api/v1/node` | the same report as JSON: below |
+| `/healthz`, `/readyz` | 200 while samples come; 200 once every source has answered |
+
+## /api/v1/node
+
+```sh
+curl -s http://localhost:9844/api/v1/node | jq '.pods[] | {pod, gpus: [.gpus[] | {memory_used_bytes, memory_limit_bytes}]}'
+```
+
+The words are those of the metrics: a key is a metric's name without the entity in front. **Unknown is `null`; 0 was measured.** What belongs together in
+one answer is of one sample, that of `last_sample_timestamp_seconds`; when samples stop coming, all that is measured becomes `null` after three
+intervals. Objects by limit have the keys `memory`, `compute` and `unallocated`, those that there are.
+
+Within `v1` a key keeps its meaning and its place; new ones may come, so a reader skips what it does not know. Names are what their authors wrote: escape
+them where you show them. The answer must not be kept (`Cache-Control: no-store`) and is gzipped on request.
+"""
+
+
+def render_api() -> str:
+    """Answer docs/api.md."""
+    schema = json.loads((DOCS / "node.v1.schema.json").read_text())
+    parts = [_API_HEAD]
+    for name, entity in {"the answer": schema, **schema["$defs"]}.items():
+        parts.append(f"\n### {name.replace('_', ' ')}\n\n{entity['description']}\n\n| key | type | meaning |\n|---|---|---|\n")
+        parts += [f"| `{key}` | {' or '.join(_types(value))} | {value['description']} |\n" for key, value in entity["properties"].items()]
+    return "".join(parts)
+
+
+def _types(value: Mapping[str, Any]) -> Iterator[str]:
+    """Answer the JSON types that a value may have."""
+    if "const" in value:
+        yield f'`"{value["const"]}"`'
+        return
+    given = value["type"]
+    for each in [given] if isinstance(given, str) else given:
+        inner = value.get("items", {}).get("$ref") if each == "array" else None
+        yield f"array of [{inner.rpartition('/')[2].replace('_', ' ')}](#{inner.rpartition('/')[2].replace('_', '-')})" if inner else each
+
 
 def render_metrics() -> str:
     """Answer docs/metrics.md."""
@@ -73,7 +122,7 @@ def render_flags() -> str:
     return _FLAGS_HEAD + "".join(rows)
 
 
-GENERATED = {DOCS / "metrics.md": render_metrics, DOCS / "flags.md": render_flags}
+GENERATED = {DOCS / "metrics.md": render_metrics, DOCS / "flags.md": render_flags, DOCS / "api.md": render_api}
 
 
 def main() -> None:
