@@ -23,7 +23,7 @@ RUN python3 -m pip --python /opt/fgpu-exporter/bin/python install --no-cache-dir
  && rm -rf /opt/fgpu-exporter/lib/python3.*/site-packages/kubernetes/aio \
  && find /opt/fgpu-exporter/lib/python3.*/site-packages/kubernetes/client/api \
       /opt/fgpu-exporter/lib/python3.*/site-packages/kubernetes/client/models -type f ! -name __init__.py -delete \
- && /opt/fgpu-exporter/bin/python -c 'import exporter.__main__, exporter.simulated' \
+ && /opt/fgpu-exporter/bin/python -c 'import exporter.__main__, exporter.simulated, kubernetes.client as k, kubernetes.config; k.ApiClient; import exporter.commands as c; [c.import_module(m) for m in c.COMMANDS.values()]' \
  && /opt/fgpu-exporter/bin/python -m exporter --demo --once >/dev/null
 
 FROM ${BASE}
@@ -36,7 +36,9 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/ldconfig /var/log/* /usr/share/doc /usr/share/man
 COPY --from=build /opt/fgpu-exporter /opt/fgpu-exporter
-ENV PYTHONUNBUFFERED=1 \
+ENV PATH=/opt/fgpu-exporter/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    MALLOC_ARENA_MAX=1 \
+    PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 # The kubelet's pod-resources folder is open to uid 0 alone; the manifest takes every capability from it.
 # hadolint ignore=DL3002

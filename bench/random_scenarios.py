@@ -1,4 +1,4 @@
-"""The whole program fed random scenarios: no traceback, no answer but 200, nothing counted twice or lost.
+"""The whole program fed random scenarios: no traceback, no answer but 200, nothing counted twice or lost, nothing that cannot be explained.
 
     python bench/random_scenarios.py [--count 1000] [--seed 1] [--keep FOLDER]
 
@@ -19,10 +19,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.config import parse_config
+from exporter.daemon import about
 from exporter.endpoints import metrics
+from exporter.explain.answer import explain_gpu, explain_pod
+from exporter.health import Health
+from exporter.node_json import build_node, render_json
 from exporter.report import Report
 from exporter.sampler import Sampler
 from exporter.server import Request
@@ -61,6 +66,12 @@ ODD_TEXTS = (
 )
 SECONDS = 40.0
 INTERVAL_SECONDS = 5.0
+
+_DOCS = Path(__file__).parents[1] / "docs"
+_NODE_SCHEMA, _EXPLAIN_SCHEMA = (
+    Draft202012Validator(json.loads((_DOCS / f"{name}.v1.schema.json").read_text())) for name in ("node", "explain")
+)
+_ABOUT = about(parse_config(["--demo"], {}), "worker-1")
 
 
 def random_scenario(random: Random) -> Json:
@@ -283,6 +294,19 @@ def _wrongs(sampler: Sampler) -> Iterator[str]:
         yield "there is no report"
         return
     yield from not_conserved(report, samples)
+    yield from _untold(report, sampler.exposition.health)
+
+
+def _untold(report: Report, health: Health) -> Iterator[str]:
+    """Answer what of the JSON breaks its schema; that everything can be explained is seen on the way."""
+    pods = [f"{pod.namespace}/{pod.pod}" for pod in report.pod_infos]
+    gpus = [row.gpu.gpu_uuid for row in report.gpus]
+    answers = [("node", _NODE_SCHEMA, build_node(_ABOUT, health, report))]
+    answers += [(pod, _EXPLAIN_SCHEMA, explain_pod(_ABOUT, health, report, pod)) for pod in pods]
+    answers += [(gpu, _EXPLAIN_SCHEMA, explain_gpu(_ABOUT, health, report, gpu)) for gpu in gpus]
+    for name, schema, answer in answers:
+        for error in schema.iter_errors(json.loads(render_json(answer))):
+            yield f"the JSON of {name}: {error.json_path} {error.message[:200]}"
 
 
 def not_conserved(report: Report, samples: list[Any]) -> Iterator[str]:

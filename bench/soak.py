@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from exporter.config import parse_config
-from exporter.exposition import Format
 from exporter.simulated import wire
 from exporter.simulation import DEMO, SimulatedClock, SimulatedNode, load_scenario
 from exporter.simulation.node import Entry, Removal, Step
+from exporter.text_format import Format
 
 GPU = "GPU-e27b441d-a61d-4b3b-885b-75543d05a587"
 INTERVAL_SECONDS = 5.0

@@ -18,14 +18,15 @@ from exporter import commands
 from exporter.clock import Clock, SystemClock
 from exporter.commands import COMMANDS
 from exporter.config import Config, ConfigError, fail, parse_config, unknown_variables
-from exporter.daemon import make_sampler, print_exposition, serve
+from exporter.daemon import make_sampler, make_teller, print_exposition, serve
 from exporter.sampler import KubernetesReader, Sources
 from exporter.server import ServerError
 from exporter.sources import FatalSourceError
 from exporter.sources.hostfiles import HostfilesSource
 from exporter.sources.kubelet import KubeletSource
 from exporter.sources.kubelet_pods import FallbackPodsSource, KubeletPodsSource
-from exporter.sources.kubernetes import KubernetesSource, api_client
+from exporter.sources.kubernetes import KubernetesSource
+from exporter.sources.kubernetes_config import find_api_server
 from exporter.sources.nvml import NvmlSource
 from exporter.sources.procfs import ProcfsSource
 
@@ -108,7 +109,8 @@ def run(config: Config, stack: ExitStack, patience: Patience) -> int:
         kubernetes=_pod_source(config, clock, patience, stack),
         hostfiles=HostfilesSource(host_root=config.host_path, proc_root=config.proc_path) if config.host_path else None,
     )
-    sampler = make_sampler(config, sources, clock)
+    teller = make_teller(config, lambda: find_api_server(kubeconfig=config.kubeconfig), config.node_name or "", clock, stack)
+    sampler = make_sampler(config, sources, clock, teller)
     if config.once:
         sampler.sample()
         # A share of time needs two readings.
@@ -126,7 +128,7 @@ def _pod_source(config: Config, clock: Clock, patience: Patience, stack: ExitSta
     if config.pod_source == "kubelet":
         return kubelet
     kubernetes = KubernetesSource(
-        api=lambda: api_client(kubeconfig=config.kubeconfig),
+        api=lambda: find_api_server(kubeconfig=config.kubeconfig),
         node_name=config.node_name or "",
         clock=clock,
         jitter=Random(),  # noqa: S311 - spreads load, guards nothing

@@ -35,6 +35,10 @@ class Activity:
         tolerance_seconds = 1e-6
         return busy / covered if covered >= window_seconds - tolerance_seconds else None
 
+    def known_seconds(self, now_seconds: float, window_seconds: float) -> float:
+        """Answer how much of the last window is known."""
+        return self._over(now_seconds, window_seconds)[0]
+
     def _over(self, now_seconds: float, window_seconds: float) -> tuple[float, float]:
         covered = busy = 0.0
         for interval in self.intervals:
@@ -63,4 +67,8 @@ def add_busy(activity: Activity, busy: BusySeconds, *, start_seconds: float | No
     kept = tuple(interval for interval in activity.intervals if interval.end_seconds > end_seconds - keep_seconds)
     if start_seconds is not None and start_seconds < end_seconds:
         kept = (*kept, Interval(start_seconds, end_seconds, busy.sm))
-    return replace(activity, busy_total=(activity.busy_total or IDLE) + busy, intervals=kept)
+    return Activity(
+        memory_used_peak_bytes=activity.memory_used_peak_bytes,
+        busy_total=(activity.busy_total or IDLE) + busy,
+        intervals=kept,
+    )

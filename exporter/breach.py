@@ -10,7 +10,7 @@ moves nothing: time that ends in an unknown look, or begins with one, counts nei
 limit there is nothing to exceed. With a hold of 0 a breach begins and ends at once.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 
@@ -97,8 +97,7 @@ def step(breach: Breach, verdict: Verdict, *, time_seconds: float, monotonic_sec
         state, held_seconds = WHEN_HELD[state], 0.0
     begins = state in _FLAG_UP and breach.state not in _FLAG_UP
     since_seconds = breach.since_seconds if breach.since_seconds is not None else time_seconds
-    return replace(
-        breach,
+    return Breach(
         state=state,
         verdict=verdict,
         looked_at_seconds=monotonic_seconds,

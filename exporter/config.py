@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exporter import __version__
+from exporter.commands import COMMANDS
 from exporter.duration import parse_duration
 
 DEFAULT_SYSTEM_NAMESPACES = (
@@ -51,6 +52,7 @@ class Config:
     host_path: Path | None
     kubeconfig: Path | None
     dra: bool
+    kubernetes_events: bool
     log_level: str
     scenario: Path | None
     demo: bool
@@ -215,6 +217,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("kubeconfig", _existing_file, "a file that is there", "How to reach the API server from outside of a cluster."),
     Flag("dra", _switch, "true or false", "Read ResourceSlices and ResourceClaims (needs RBAC on resource.k8s.io).", default=False),
+    Flag(
+        "kubernetes-events",
+        _switch,
+        "true or false",
+        "Tell a pod's owner of breaches by Kubernetes Events on the pod (needs RBAC on events).",
+        default=False,
+    ),
     Flag("log-level", _level, "debug, info, warning or error", "What is logged, to standard error.", default="info"),
     Flag("scenario", Path, "a file", "Run on a simulated node from this scenario file."),
     Flag("demo", _switch, "true or false", "Run on the built-in simulated node.", default=False),
@@ -251,9 +260,10 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Co
     parser = _OneLineParser(
         prog="fgpu-exporter",
         description="Prometheus exporter for shared GPUs: which pod uses how much, how much it was given, and whether it takes more.",
-        epilog="Every flag can be set by an environment variable too: --breach-hold-seconds by FGPU_BREACH_HOLD_SECONDS.",
+        epilog="Every flag can be set by an environment variable too: --breach-hold-seconds by FGPU_BREACH_HOLD_SECONDS. "
+        f"A first argument may be a command for a person instead: {', '.join(sorted(COMMANDS))}; COMMAND --help says more.",
         allow_abbrev=False,
-        usage="%(prog)s [flags]",
+        usage="%(prog)s [flags] | %(prog)s COMMAND ...",
     )
     parser.add_argument("--version", action="version", version=f"fgpu-exporter {__version__}")
     for flag in FLAGS:
@@ -297,6 +307,8 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"--pod-source {config.pod_source}: the kubelet of a simulated node has no Pods API")
     if config.dra and config.pod_source == "kubelet":
         raise ConfigError("--dra and --pod-source kubelet: ResourceSlices and ResourceClaims are read from the API server alone")
+    if config.kubernetes_events and config.pod_source == "kubelet":
+        raise ConfigError("--kubernetes-events and --pod-source kubelet: events are written to the API server, which is not spoken to")
     if not config.node_name and not config.demo and not config.scenario:
         raise ConfigError("--node-name: not given, and NODE_NAME is not set; in a pod, set it from the field spec.nodeName")
 

@@ -4,24 +4,44 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from random import Random
 from types import FrameType
 
 from exporter import __version__
 from exporter.clock import Clock
 from exporter.config import Config, config_facts
 from exporter.endpoints import build_routes
-from exporter.exposition import Exposition, Format
+from exporter.exposition import Exposition
 from exporter.node_json import About
 from exporter.report import Rules
-from exporter.sampler import Sampler, Sources
+from exporter.sampler import BreachTeller, Sampler, Sources
 from exporter.server import Server
 from exporter.sources import FatalSourceError
+from exporter.sources.kubernetes_config import ApiServer
+from exporter.text_format import Format
 
 _log = logging.getLogger(__name__)
 
+_SIGNAL_SECONDS = 0.5
+"""For so long a signal may go unseen."""
+_SWITCH_SECONDS = 0.0005
 
-def make_sampler(config: Config, sources: Sources, clock: Clock) -> Sampler:
+
+def make_teller(config: Config, api: Callable[[], ApiServer], node_name: str, clock: Clock, stack: ExitStack) -> BreachTeller | None:
+    """Answer who tells pods' owners of breaches; None where no one is to. `--once` shows what is, and tells nobody."""
+    if not config.kubernetes_events or config.once:
+        return None
+    # Off by default: who does not want it does not pay for loading it.
+    from exporter.event_writer import EventWriter  # noqa: PLC0415
+
+    writer = EventWriter(api=api, node_name=node_name, clock=clock, jitter=Random())  # noqa: S311 - spreads load, guards nothing
+    stack.callback(writer.close)
+    return writer
+
+
+def make_sampler(config: Config, sources: Sources, clock: Clock, teller: BreachTeller | None = None) -> Sampler:
     """Answer a sampler of these sources under the rules that the flags set."""
     rules = Rules(
         utilization_window_seconds=config.utilization_window_seconds,
@@ -38,6 +58,7 @@ def make_sampler(config: Config, sources: Sources, clock: Clock) -> Sampler:
         sample_interval_seconds=config.sample_interval_seconds,
         identity_ttl_seconds=config.identity_ttl_seconds,
         config_facts=config_facts(config),
+        teller=teller,
     )
 
 
@@ -54,6 +75,8 @@ def about(config: Config, node_name: str) -> About:
 
 def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) -> int:
     """Sample and answer scrapes until a signal says to stop; answer the exit status. What is on the stack ends within 2 s."""
+    # For so long may a sample in progress keep a scrape waiting each time that it needs the interpreter.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     stop = threading.Event()
 
     def stop_on_signal(number: int, _frame: FrameType | None) -> None:
@@ -80,7 +103,9 @@ def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) ->
 
     # A daemon, so that a call of the driver that never returns cannot keep the process from ending.
     threading.Thread(target=sample, name="sampler", daemon=True).start()
-    stop.wait()
+    # The kernel may hand a signal to any thread; Python runs its handler in this one, once this one runs.
+    while not stop.wait(_SIGNAL_SECONDS):
+        pass
     if fatal:
         raise fatal[0]
     return 0

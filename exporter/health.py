@@ -1,6 +1,7 @@
 """How the exporter itself is doing: immutable values that the sampler publishes beside each report."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 SAMPLE_DURATION_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -35,6 +36,15 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventsHealth:
+    """How many Kubernetes Events were written, and how many were not."""
+
+    written_total: int = 0
+    dropped_total: Mapping[str, int] = field(default_factory=dict)
+    """By every reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """How the exporter is doing."""
 
@@ -42,3 +52,5 @@ class Health:
     samples_total: int = 0
     last_sample_timestamp_seconds: float | None = None
     sample_duration: Histogram = Histogram()
+    events: EventsHealth | None = None
+    """None: none are to be written."""

@@ -1,15 +1,12 @@
 """The metrics: a table. A metric is a row; label names are written once for each entity.
 
-A row answers, from one report (or from the exporter's own health), label values and a number; None gives no sample. The rendering is
-prometheus_client's. What an operator can write into a label (a pod's name, a group) is made safe here and nowhere else.
+A row answers, from one report (or from the exporter's own health), label values and a number; None gives no sample. What an operator can
+write into a label (a pod's name, a group) is made safe here and nowhere else.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
-
-from prometheus_client.core import Metric as Family
+from typing import Any, Generic, TypeVar
 
 from exporter import __version__
 from exporter.breach import Breach
@@ -24,13 +21,13 @@ from exporter.report import (
     PodReport,
     Report,
 )
+from exporter.text_format import Family, Kind, Labels
 
 PREFIX = "fgpu_"
 MAX_LABEL_CHARACTERS = 256
 """Longer label values are cut. Kubernetes names have at most 253 characters and label values 63."""
 
-Kind = Literal["gauge", "counter", "histogram"]
-Sample = tuple[tuple[str, ...], float | None]
+Sample = tuple[Labels, float | None]
 Subject = TypeVar("Subject")
 Item = TypeVar("Item")
 
@@ -45,6 +42,8 @@ class Metric(Generic[Subject]):
     help: str
     labels: tuple[str, ...]
     samples: Callable[[Subject], Iterable[Sample]]
+    each: "tuple[Entity[Subject, Any], Callable[[Any], float | None]] | None" = None
+    """Where every sample is the number of one item of an entity: that entity, and the number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Entity(Generic[Subject, Item]):
             for item in self.items(subject):
                 yield self.values(item), number(item)
 
-        return Metric(name=name, kind=kind, help=text, labels=self.labels, samples=samples)
+        return Metric(name=name, kind=kind, help=text, labels=self.labels, samples=samples, each=(self, number))
 
 
 # --- the entities ---
@@ -417,6 +416,18 @@ EXPORTER_METRICS: tuple[Metric[Health], ...] = (
         labels=("le",),
         samples=_sample_duration,
     ),
+    EXPORTER.counter(
+        "events_written_total",
+        "Kubernetes Events written or brought up to date; absent without --kubernetes-events.",
+        lambda health: health.events.written_total if health.events else None,
+    ),
+    Metric(
+        name="events_dropped_total",
+        kind="counter",
+        help="Kubernetes Events that were not written, by reason; absent without --kubernetes-events.",
+        labels=("reason",),
+        samples=lambda health: (((reason,), count) for reason, count in (health.events.dropped_total if health.events else {}).items()),
+    ),
     Metric(
         name="build_info",
         kind="gauge",
@@ -429,54 +440,91 @@ EXPORTER_METRICS: tuple[Metric[Health], ...] = (
 
 def build_families(report: Report | None, health: Health, config_facts: dict[str, str]) -> Iterator[Family]:
     """Answer the metric families of the exporter and, where there is one, of the report. Equal input gives equal output."""
-    dropped: Counter[str] = Counter({"repeated": 0, "over_limit": report.series_over_limit if report else 0})
-    if report is not None:
-        for row in NODE_METRICS:
-            yield from _families(row, report, dropped)
-    for own_row in EXPORTER_METRICS:
-        yield from _families(own_row, health, dropped)
-    config_row: Metric[None] = Metric(
-        name="config_info",
-        kind="gauge",
-        help="The flags that shape the numbers.",
-        labels=tuple(config_facts),
-        samples=lambda _: ((tuple(config_facts.values()), 1.0),),
-    )
-    yield from _families(config_row, None, dropped)
-    dropped_row: Metric[Counter[str]] = Metric(
-        name="series_dropped",
-        kind="gauge",
-        help="Series left out of this exposition: another has the same labels (repeated), or there are too many (over_limit).",
-        labels=("reason",),
-        samples=lambda counts: (((reason,), count) for reason, count in counts.items()),
-    )
-    yield from _families(dropped_row, dropped.copy(), Counter())
+    yield from _Families(report, health, config_facts).build()
 
 
-def _families(row: Metric[Subject], subject: Subject, dropped: Counter[str]) -> Iterator[Family]:
-    values: dict[tuple[str, ...], float] = {}
-    for labels, number in row.samples(subject):
-        if number is None:
-            continue
-        safe = tuple(_safe(label) for label in labels)
-        if safe in values:
-            dropped["repeated"] += 1
-        else:
-            values[safe] = number
-    if not values:
-        return
-    name = PREFIX + row.name
-    family = Family(name.removesuffix("_total"), row.help, row.kind)
-    suffix = "_bucket" if row.kind == "histogram" else ""
-    in_order = values.items() if row.kind == "histogram" else sorted(values.items())
-    for labels, number in in_order:
-        family.add_sample(name + suffix, dict(zip(row.labels, labels, strict=True)), float(number))
-    if isinstance(subject, Health) and row.kind == "histogram":
-        family.add_sample(name + "_count", {}, float(sum(subject.sample_duration.counts)))
-        family.add_sample(name + "_sum", {}, subject.sample_duration.sum_seconds)
-    yield family
+class _Families:
+    """The families of one exposition in their order. It lives for one call."""
+
+    def __init__(self, report: Report | None, health: Health, config_facts: dict[str, str]) -> None:
+        self._report = report
+        self._health = health
+        self._config_facts = config_facts
+        self._safe: dict[Labels, Labels] = {}
+        self._items: dict[int, list[tuple[Labels, Any]] | None] = {}
+        self._repeated = 0
+
+    def build(self) -> Iterator[Family]:
+        if self._report is not None:
+            for row in NODE_METRICS:
+                yield from self._family(row, self._report)
+        for own_row in EXPORTER_METRICS:
+            yield from self._family(own_row, self._health)
+        config_row: Metric[None] = Metric(
+            name="config_info",
+            kind="gauge",
+            help="The flags that shape the numbers.",
+            labels=tuple(self._config_facts),
+            samples=lambda _: ((tuple(self._config_facts.values()), 1.0),),
+        )
+        yield from self._family(config_row, None)
+        dropped = {"repeated": self._repeated, "over_limit": self._report.series_over_limit if self._report else 0}
+        dropped_row: Metric[None] = Metric(
+            name="series_dropped",
+            kind="gauge",
+            help="Series left out of this exposition: another has the same labels (repeated), or there are too many (over_limit).",
+            labels=("reason",),
+            samples=lambda _: (((reason,), count) for reason, count in dropped.items()),
+        )
+        yield from self._family(dropped_row, None)
+
+    def _family(self, row: Metric[Subject], subject: Subject) -> Iterator[Family]:
+        samples = self._samples(row, subject)
+        if not samples:
+            return
+        yield Family(
+            name=PREFIX + row.name,
+            kind=row.kind,
+            help=row.help,
+            labels=row.labels,
+            samples=samples,
+            sum=self._health.sample_duration.sum_seconds if row.kind == "histogram" else None,
+        )
+
+    def _samples(self, row: Metric[Subject], subject: Subject) -> tuple[tuple[Labels, float], ...]:
+        if row.each is not None:
+            entity, number_of = row.each
+            items = self._sorted_items(entity, subject)
+            if items is not None:
+                return tuple((labels, float(number)) for labels, item in items if (number := number_of(item)) is not None)
+        values: dict[Labels, float] = {}
+        for labels, number in row.samples(subject):
+            if number is None:
+                continue
+            safe = self._made_safe(labels)
+            if safe in values:
+                self._repeated += 1
+            else:
+                values[safe] = float(number)
+        return tuple(values.items()) if row.kind == "histogram" else tuple(sorted(values.items()))
+
+    def _sorted_items(self, entity: Entity[Subject, Any], subject: Subject) -> list[tuple[Labels, Any]] | None:
+        """Answer an entity's items by their labels, for all of its rows; None where two have the same labels."""
+        if id(entity) not in self._items:
+            by_labels = {self._made_safe(entity.values(item)): item for item in entity.items(subject)}
+            is_unique = len(by_labels) == sum(1 for _ in entity.items(subject))
+            self._items[id(entity)] = [(labels, by_labels[labels]) for labels in sorted(by_labels)] if is_unique else None
+        return self._items[id(entity)]
+
+    def _made_safe(self, labels: Labels) -> Labels:
+        safe = self._safe.get(labels)
+        if safe is None:
+            safe = self._safe[labels] = tuple(_safe(label) for label in labels)
+        return safe
 
 
 def _safe(label: str) -> str:
     """Answer a label value that can be written as UTF-8 and has a sane length."""
+    if label.isascii() and len(label) <= MAX_LABEL_CHARACTERS:
+        return label
     return label[:MAX_LABEL_CHARACTERS].encode("utf-8", "replace").decode("utf-8")

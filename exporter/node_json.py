@@ -39,8 +39,11 @@ def render_json(value: Json) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def build_node(about: About, health: Health, report: Report | None) -> Json:
-    """Answer the node at one moment; without a report (none yet, or too old to be believed) all that is measured is null."""
+def build_node(about: About, health: Health, report: Report | None, *, age_seconds: float | None = None) -> Json:
+    """Answer the node at one moment; without a report (none yet, or too old to be believed) all that is measured is null.
+
+    `age_seconds` is how long ago the last sample was taken.
+    """
     return {
         "api_version": API_VERSION,
         "version": __version__,
@@ -50,6 +53,7 @@ def build_node(about: About, health: Health, report: Report | None) -> Json:
         "utilization_window_seconds": about.utilization_window_seconds,
         "compute_window_seconds": about.compute_window_seconds,
         "last_sample_timestamp_seconds": health.last_sample_timestamp_seconds,
+        "last_sample_age_seconds": age_seconds,
         "sources": [_source(source) for source in health.sources],
         "driver_version": report.driver_version if report else None,
         "gpus_unidentified": report.gpus_unidentified if report else None,
@@ -157,6 +161,7 @@ def _container(row: ContainerReport) -> Json:
         "memory_limit_bytes": row.limits.memory_bytes,
         "compute_limit_ratio": row.limits.compute_ratio,
         "sm_utilization_ratio": row.sm_utilization_ratio,
+        "sm_utilization_mean_ratio": row.sm_utilization_mean_ratio,
         "sm_busy_seconds_total": busy.sm if busy else None,
         "memory_bandwidth_busy_seconds_total": busy.memory_bandwidth if busy else None,
         "encoder_busy_seconds_total": busy.encoder if busy else None,

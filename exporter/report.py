@@ -6,6 +6,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from exporter.activity import NO_ACTIVITY, Activity, add_busy, add_memory
 from exporter.breach import Breach, Verdict
@@ -161,17 +162,47 @@ class ClaimErrorReport:
     errors: tuple[str, ...]
 
 
+class Missing(StrEnum):
+    """Why there may be limits of a pod that are not known."""
+
+    NOT_PLACED = "not_placed"
+    """A sound contract waits for its GPU."""
+    UNREADABLE = "unreadable"
+    """A contract cannot be read and never could."""
+    KUBELET_UNKNOWN = "kubelet_unknown"
+    """What the kubelet handed out is not known: it was not read, or too long ago."""
+    KUBERNETES_UNKNOWN = "kubernetes_unknown"
+    """Likewise the pods."""
+
+
+def missing_limits(grant: Grant, snapshot: Snapshot) -> tuple[Missing, ...]:
+    """Answer why there may be limits of a pod that are not known; nothing where all are."""
+    reasons = []
+    if grant.not_placed:
+        reasons.append(Missing.NOT_PLACED)
+    if grant.unreadable:
+        reasons.append(Missing.UNREADABLE)
+    if snapshot.kubelet is None:
+        reasons.append(Missing.KUBELET_UNKNOWN)
+    if snapshot.kubernetes is None:
+        reasons.append(Missing.KUBERNETES_UNKNOWN)
+    return tuple(reasons)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What a report was made from, so that it can be asked why it says what it says."""
 
     snapshot: Snapshot
+    rules: Rules = field(default_factory=Rules)
     identities: Mapping[int, Identity] = field(default_factory=dict)
     """Whose each process is; a process that is gone has none."""
     usage: Mapping[str, GpuUsage] = field(default_factory=dict)
     """By GPU; a GPU whose processes are not known has none."""
     grants: Mapping[str, Grant] = field(default_factory=dict)
     """By pod UID."""
+    pod_activity: Mapping[tuple[str, str], Activity] = field(default_factory=dict)
+    """By pod UID and GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +234,26 @@ class Report:
 # --- what is remembered between reports ---
 
 
+@dataclass(frozen=True, slots=True)
+class GrantInput:
+    """What a pod's grant follows from, beside the pod and the node."""
+
+    pins: Pins
+    gpus_used_by_container: Mapping[str, frozenset[str]]
+    region_limits: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """The grants of a report and all that they followed from: a grant is made once, and anew only when that changes."""
+
+    node: Node
+    believed_before: frozenset[str]
+    believed: frozenset[str]
+    by_pod: Mapping[str, tuple[GrantInput, Grant, Pins]]
+    """By UID."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """What has to be known of the past. All of it goes with the pod, container or GPU that it is about."""
@@ -216,6 +267,7 @@ class Memory:
     pod_activity: Mapping[tuple[str, str], Activity] = field(default_factory=dict)
     container_breaches: ContainerBreaches = field(default_factory=dict)
     pod_breaches: PodBreaches = field(default_factory=dict)
+    granted: Granted | None = None
     pins: Mapping[str, Pins] = field(default_factory=dict)
     """By pod UID."""
     believed: frozenset[str] = frozenset()
@@ -266,6 +318,7 @@ class _Build:
         self.grants: dict[str, Grant] = {}
         self.pins: dict[str, Pins] = {}
         self.believed: frozenset[str] = frozenset()
+        self.granted: Granted | None = None
         self.container_activity: dict[tuple[ContainerKey, str], Activity] = {}
         self.pod_activity: dict[tuple[str, str], Activity] = {}
         self.judge = Judge(
@@ -348,17 +401,30 @@ class _Build:
     # --- claims ---
 
     def _build_grants(self) -> None:
-        granter = Granter(self.node, self.memory.believed)
-        self.believed = granter.believed
         region_limits: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
         for (owner, uuid), limit in self.region_limits.items():
             region_limits[owner.pod_uid][owner.container, uuid] = limit
+        before = self.memory.granted
+        if before is not None and (before.node != self.node or before.believed_before != self.memory.believed):
+            before = None
+        granter = None if before else Granter(self.node, self.memory.believed)
+        by_pod = {}
         for pod in self.pods:
-            used = {container: frozenset(uuids) for container, uuids in self.used_by_pod.get(pod.uid, {}).items()}
-            grant, pins = granter.grant(pod, self.memory.pins.get(pod.uid, {}), used, region_limits[pod.uid])
-            self.grants[pod.uid] = grant
+            given = GrantInput(
+                self.memory.pins.get(pod.uid, {}),
+                {container: frozenset(uuids) for container, uuids in self.used_by_pod.get(pod.uid, {}).items()},
+                region_limits.get(pod.uid, {}),
+            )
+            known = before.by_pod.get(pod.uid) if before else None
+            if known is None or known[0] != given:
+                granter = granter or Granter(self.node, self.memory.believed)
+                known = given, *granter.grant(pod, given.pins, given.gpus_used_by_container, given.region_limits)
+            by_pod[pod.uid] = known
+            _, self.grants[pod.uid], pins = known
             if pins:
                 self.pins[pod.uid] = pins
+        self.believed = granter.believed if granter else before.believed if before else frozenset()
+        self.granted = Granted(node=self.node, believed_before=self.memory.believed, believed=self.believed, by_pod=by_pod)
 
     # --- one pod ---
 
@@ -515,7 +581,7 @@ class _Build:
         return not (pod.ended or grant.plumbing)
 
     def _limits_may_be_missing(self, grant: Grant) -> bool:
-        return grant.incomplete or self.snapshot.kubelet is None or self.snapshot.kubernetes is None
+        return bool(missing_limits(grant, self.snapshot))
 
     def _compute_mean(self, activity: Activity, uuid: str) -> float | None:
         if self._busy_on(uuid) is None:
@@ -571,7 +637,14 @@ class _Build:
             gpu_groups=gpu_groups(self.node),
             dropped_samples_total=self._dropped_samples_total(nvml),
             hostfiles_unreadable=self._hostfiles_unreadable(),
-            evidence=Evidence(snapshot=self.snapshot, identities=self.identities, usage=self.usage, grants=self.grants),
+            evidence=Evidence(
+                snapshot=self.snapshot,
+                rules=self.rules,
+                identities=self.identities,
+                usage=self.usage,
+                grants=self.grants,
+                pod_activity=self.pod_activity,
+            ),
         )
 
     def _pod_info(self, pod: Pod) -> PodInfo:
@@ -660,6 +733,7 @@ class _Build:
             pod_activity=self.pod_activity,
             container_breaches=self.judge.container_breaches,
             pod_breaches=self.judge.pod_breaches,
+            granted=self.granted,
             pins=self.pins,
             region_limits=self.region_limits,
             believed=self.believed,

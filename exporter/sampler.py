@@ -12,8 +12,9 @@ from typing import Protocol, TypeVar
 
 from exporter.clock import Clock
 from exporter.exposition import Exposition
-from exporter.health import Health, Histogram, SourceHealth
-from exporter.journal import breach_changes
+from exporter.health import EventsHealth, Health, Histogram, SourceHealth
+from exporter.history import begin_history
+from exporter.journal import BreachChange, breach_changes, log_line
 from exporter.report import NOTHING_REMEMBERED, Memory, Report, Rules, build
 from exporter.series_limit import cut_to_size
 from exporter.snapshot import HostfilesReading, KubeletReading, KubernetesReading, NvmlReading, ProcfsReading, Snapshot
@@ -23,6 +24,11 @@ _log = logging.getLogger(__name__)
 
 MAX_BACKOFF_SECONDS = 30.0
 STALE_AFTER_INTERVALS = 3
+KEEP_RENDERING_SECONDS = 130.0
+"""For so long after a scrape the next one is prepared for: few scrape less often than once a minute."""
+START_SECONDS = 5.0
+START_INTERVAL_SECONDS = 0.25
+"""How often is sampled at the start, for so long, until every source has answered: the first scrape is to find a whole report."""
 
 # The label with which NVIDIA's MIG manager says how far it is, and its word for the time in which nobody may hold the driver:
 # https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
@@ -81,6 +87,18 @@ class HostfilesReader(Protocol):
 
     def read(self, containers: Iterable[tuple[str, str]], pids: Iterable[int]) -> HostfilesReading:
         """Answer what the host's files say of these containers, (pod UID, name), and of these processes."""
+        ...
+
+
+class BreachTeller(Protocol):
+    """Tells others of breaches. It waits for no one."""
+
+    def tell(self, changes: Iterable[BreachChange]) -> None:
+        """Take the breaches that began and ended with a report."""
+        ...
+
+    def health(self) -> EventsHealth:
+        """Answer how much was told."""
         ...
 
 
@@ -185,8 +203,10 @@ class Sampler:
         sample_interval_seconds: float,
         identity_ttl_seconds: float,
         config_facts: dict[str, str],
+        teller: BreachTeller | None = None,
     ) -> None:
         self._sources = sources
+        self._teller = teller
         self._clock = clock
         self._rules = rules
         self._interval_seconds = sample_interval_seconds
@@ -204,19 +224,25 @@ class Sampler:
         self._kubernetes = _Attempts("kubernetes", clock, sample_interval_seconds, backs_off=False)
         self._hostfiles = _Attempts("hostfiles", clock, sample_interval_seconds)
         self._build = _Attempts("report", clock, sample_interval_seconds, backs_off=False)
+        self._events = _Attempts("events", clock, sample_interval_seconds, backs_off=False)
+        self._rendering = _Attempts("exposition", clock, sample_interval_seconds, backs_off=False)
         self.exposition = Exposition(None, self._health(), config_facts)
         """The newest report and its health. Replaced whole, never changed."""
+        self.history = begin_history(sample_interval_seconds)
+        """The last minutes up to the newest report. Replaced whole, never changed."""
         self.was_whole = False
         """Whether there ever was a report for which every source was up."""
 
     def run(self, stop: threading.Event) -> None:
         """Sample at every interval until told to stop. Raises FatalSourceError where only a new process can help."""
-        next_sample = self._clock.monotonic()
+        next_sample = started = self._clock.monotonic()
         while not stop.is_set():
             self.sample()
             now = self._clock.monotonic()
+            is_starting = not self.was_whole and now - started < START_SECONDS
+            interval_seconds = min(START_INTERVAL_SECONDS, self._interval_seconds) if is_starting else self._interval_seconds
             # A late sample shifts the beat; samples are not made up for.
-            next_sample = max(next_sample + self._interval_seconds, now)
+            next_sample = max(next_sample + interval_seconds, now)
             self._clock.wait(stop, next_sample - now)
 
     def sample(self) -> Exposition:
@@ -230,17 +256,27 @@ class Sampler:
         report = self.exposition.report
         if built is not None:
             before, (report, self._memory) = report, built
-            for line in breach_changes(before, report):
-                _log.info("%s", line)
+            self._tell(before, report)
             self._log_pods_over_limit(report)
+            self.history = self.history.add(report)
         health = self._health(report)
         self.was_whole = self.was_whole or (built is not None and all(source.up for source in health.sources))
-        self.exposition = Exposition(report, health, self._config_facts)
-        return self.exposition
+        exposition = Exposition(report, health, self._config_facts)
+        before_this = self.exposition
+        self._rendering.attempt(lambda: exposition.prepare(before_this, keep_seconds=KEEP_RENDERING_SECONDS))
+        self.exposition = exposition
+        return exposition
 
     def _build_report(self, snapshot: Snapshot) -> tuple[Report, Memory]:
         report, memory = build(snapshot, self._memory, self._rules)
         return cut_to_size(report, self._rules.max_series), memory
+
+    def _tell(self, before: Report | None, after: Report) -> None:
+        changes = tuple(breach_changes(before, after))
+        for change in changes:
+            _log.info("%s", log_line(change))
+        if changes and (teller := self._teller) is not None:
+            self._events.attempt(lambda: teller.tell(changes))
 
     def _log_pods_over_limit(self, report: Report) -> None:
         before = self.exposition.report
@@ -257,11 +293,14 @@ class Sampler:
         else:
             _log.info("series=within_limit max_series=%d", self._rules.max_series)
 
+    def age_seconds(self, report: Report) -> float:
+        """Answer how long ago the readings of this report began."""
+        return self._clock.monotonic() - report.monotonic_seconds
+
     def is_stale(self) -> bool:
         """Answer whether the newest report is too old to be believed, or there is none."""
         report = self.exposition.report
-        age_limit = STALE_AFTER_INTERVALS * self._interval_seconds
-        return report is None or self._clock.monotonic() - report.monotonic_seconds > age_limit
+        return report is None or self.age_seconds(report) > STALE_AFTER_INTERVALS * self._interval_seconds
 
     def is_late(self) -> bool:
         """Answer whether a report has been due for long: the sampler hangs, dies or cannot build one."""
@@ -328,6 +367,7 @@ class Sampler:
             samples_total=self._samples_total,
             last_sample_timestamp_seconds=report.time_seconds if report else None,
             sample_duration=self._durations,
+            events=self._teller.health() if self._teller else None,
         )
 
 

@@ -7,12 +7,10 @@ client waits for it. What a client may cost is in `Limits`. Tornado parses reque
 
 import asyncio
 import errno
-import html
 import logging
 import os
 import socket
 import ssl
-import string
 import threading
 from asyncio import Future, TimerHandle
 from collections.abc import Callable, Iterable, Mapping
@@ -43,7 +41,6 @@ _log = logging.getLogger(__name__)
 logging.getLogger("tornado.general").setLevel(logging.ERROR)
 
 _TEXT = "text/plain; charset=utf-8"
-_HTML = "text/html; charset=utf-8"
 _METHODS = ("GET", "HEAD")
 _BACKLOG = 1024
 _MAX_READ_BUFFER_BYTES = 1 << 20
@@ -96,7 +93,7 @@ class ServerError(Exception):
 
 
 class Server:
-    """Serves `routes` by path, to GET and HEAD; `/` is a page that links them.
+    """Serves `routes` by path, to GET and HEAD.
 
     The functions of routes are called on the HTTP thread, one at a time: they must not wait.
     """
@@ -119,7 +116,7 @@ class Server:
         self.port = port
         """The TCP port; once started, the one that it listens on."""
         self._address = address.removeprefix("[").removesuffix("]")
-        self._routes: Routes = {"/": partial(_show_index, sorted(routes)), **routes}
+        self._routes = routes
         self._web_config_path = web_config
         self._open_paths = frozenset(open_paths)
         self._limits = limits or Limits()
@@ -188,12 +185,6 @@ _LISTEN_HINTS = {
     errno.EACCES: "; ports below 1024 take a privilege",
     errno.EADDRNOTAVAIL: "; no interface of this host has that address",
 }
-
-
-def _show_index(paths: Iterable[str], _: Request) -> Response:
-    page = string.Template(Path(__file__).with_name("index.html").read_text("utf-8"))
-    links = (f'<li><a href="{html.escape(path.lstrip("/"))}">{html.escape(path)}</a></li>' for path in paths)
-    return Response(200, _HTML, page.substitute(links="\n".join(links)).encode())
 
 
 class _Connection:

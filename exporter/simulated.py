@@ -4,20 +4,24 @@ The exporter's own sources talk to the simulated node exactly as to a real one: 
 object with the driver's functions.
 """
 
+import logging
 import threading
 from contextlib import ExitStack
 from random import Random
 
 from exporter.clock import Clock, SystemClock
 from exporter.config import Config, ConfigError
-from exporter.daemon import make_sampler, print_exposition, serve
+from exporter.daemon import make_sampler, make_teller, print_exposition, serve
 from exporter.sampler import Sampler, Sources
 from exporter.simulation import DEMO, ScenarioError, SimulatedClock, SimulatedNode, load_scenario
 from exporter.sources.hostfiles import HostfilesSource
 from exporter.sources.kubelet import KubeletSource
-from exporter.sources.kubernetes import KubernetesSource, api_client
+from exporter.sources.kubernetes import KubernetesSource
+from exporter.sources.kubernetes_config import ApiServer, find_api_server
 from exporter.sources.nvml import NvmlSource
 from exporter.sources.procfs import ProcfsSource
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_AT_SECONDS = 30.0
 
@@ -39,6 +43,7 @@ def run(config: Config, stack: ExitStack) -> int:
         return 0
     system_clock = SystemClock()
     node = stack.enter_context(SimulatedNode(scenario, system_clock, repeat=config.demo))
+    _log.info("state=simulating kubernetes_api=%s", node.kubernetes_url)
     sampler = wire(config, node, system_clock, stack)
     stop = threading.Event()
     stack.callback(stop.set)
@@ -57,9 +62,14 @@ def wire(config: Config, node: SimulatedNode, clock: Clock, stack: ExitStack) ->
     """Answer a sampler whose sources read the simulated node."""
     nvml = NvmlSource(library=node.nvml, clock=clock)
     stack.callback(nvml.close)
+    node_name = config.node_name or node.name
+
+    def api() -> ApiServer:
+        return find_api_server(host=node.kubernetes_url)
+
     kubernetes = KubernetesSource(
-        api=lambda: api_client(host=node.kubernetes_url),
-        node_name=config.node_name or node.name,
+        api=api,
+        node_name=node_name,
         clock=clock,
         jitter=Random(0),  # noqa: S311 - the same run gives the same bytes
         dra=True,
@@ -74,4 +84,4 @@ def wire(config: Config, node: SimulatedNode, clock: Clock, stack: ExitStack) ->
         kubernetes=kubernetes,
         hostfiles=HostfilesSource(host_root=node.host_root, proc_root=node.host_root / "proc") if node.has_host_files else None,
     )
-    return make_sampler(config, sources, clock)
+    return make_sampler(config, sources, clock, make_teller(config, api, node_name, clock, stack))

@@ -138,6 +138,11 @@ def build_identities(pids: Iterable[int], procfs: ProcfsReading, owners: Owners,
     return identities
 
 
+def owner_now(pid: int, procfs: ProcfsReading, identities: Mapping[int, Identity]) -> Owner | Unattributed:
+    """Answer whose a process is that the driver lists: one that is gone is no one's, whoever's it was."""
+    return identities[pid].owner if pid in procfs.processes else Unattributed.PROCESS_GONE
+
+
 def build_gpu_usage(
     reading: GpuReading, procfs: ProcfsReading, identities: Mapping[int, Identity], previous: Mapping[int, Identity]
 ) -> GpuUsage | None:
@@ -146,8 +151,7 @@ def build_gpu_usage(
         return None
     processes: dict[Owner | Unattributed, list[GpuProcess]] = defaultdict(list)
     for process in reading.processes:
-        is_there = process.pid in procfs.processes
-        processes[identities[process.pid].owner if is_there else Unattributed.PROCESS_GONE].append(process)
+        processes[owner_now(process.pid, procfs, identities)].append(process)
 
     by_owner: dict[Owner, Use] = {}
     unattributed: dict[Unattributed, int] = defaultdict(int)

@@ -5,12 +5,16 @@ import http.client
 import json
 import socket
 import threading
+import time
+from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 
-def status(code, reason, message):
-    return json.dumps({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": reason, "code": code})
+def status(code, reason, message, details=None):
+    more = {} if details is None else {"details": details}
+    answer = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": reason, "code": code, **more}
+    return json.dumps(answer)
 
 
 class ApiGate:
@@ -29,9 +33,18 @@ class ApiGate:
         self.watches_refused = 0
         """So many watches are answered 410 as the status of the response."""
         self.requests = []
+        self.writes = []
+        """(when, method, path, body) of all that was to be written, refused or not."""
+        self.writes_refused = deque()
+        """The next writes are refused so: (code, reason, message, details)."""
+        self.writes_always_refused = None
+        """Every write is."""
+        self.writes_hang = False
+        """No write is answered."""
         self._open = set()
         self._silent = set()
         self._lock = threading.Lock()
+        self.closing = threading.Event()
         gate = self
 
         class Handler(_Handler):
@@ -61,6 +74,7 @@ class ApiGate:
             connection.end()
 
     def close(self):
+        self.closing.set()
         self._server.shutdown()
         self._server.server_close()
         self.end_watches()
@@ -87,6 +101,7 @@ class _Upstream(http.client.HTTPConnection):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     gate: ApiGate
 
     def do_GET(self):
@@ -104,6 +119,33 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(410, "Expired", "too old resource version")
         else:
             self._pass(is_watch=is_watch)
+
+    def do_POST(self):
+        self._pass_write("POST")
+
+    def do_PATCH(self):
+        self._pass_write("PATCH")
+
+    def _pass_write(self, method):
+        gate = self.gate
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        gate.writes.append((time.monotonic(), method, self.path, json.loads(body)))
+        if gate.writes_hang:
+            gate.closing.wait(30)
+            self.close_connection = True
+            return
+        threading.Event().wait(gate.delay_seconds)
+        if gate.token is not None and self.headers.get("Authorization") != f"Bearer {gate.token}":
+            self._refuse(401, "Unauthorized", "Unauthorized")
+        elif gate.writes_refused:
+            self._refuse(*gate.writes_refused.popleft())
+        elif gate.writes_always_refused is not None:
+            self._refuse(*gate.writes_always_refused)
+        else:
+            with contextlib.closing(http.client.HTTPConnection(gate.upstream, timeout=60)) as upstream:
+                upstream.request(method, self.path, body, {"Content-Type": self.headers["Content-Type"]})
+                answer = upstream.getresponse()
+                self._answer(answer.status, answer.read())
 
     def _pass(self, *, is_watch):
         upstream = _Upstream(self.gate.upstream, timeout=60)
@@ -136,8 +178,10 @@ class _Handler(BaseHTTPRequestHandler):
             threading.Event().wait(30)
         self.wfile.write(b"0\r\n\r\n")
 
-    def _refuse(self, code, reason, message):
-        body = status(code, reason, message).encode()
+    def _refuse(self, code, reason, message, details=None):
+        self._answer(code, status(code, reason, message, details).encode())
+
+    def _answer(self, code, body):
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

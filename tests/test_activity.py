@@ -46,6 +46,19 @@ def test_a_gap_leaves_the_window_not_full():
     assert activity.full_window_sm_ratio(now + 10, 60.0) is None
 
 
+@pytest.mark.parametrize("interval_seconds", [0.5, 0.25], ids=["half a second", "a quarter"])
+def test_short_intervals_count_as_well_as_long_ones(interval_seconds):
+    activity, now = play([interval_seconds / 2] * 2, interval_seconds=interval_seconds)
+    assert activity.mean_sm_ratio(now, 15.0) == pytest.approx(0.5)
+    assert activity.full_window_sm_ratio(now, 2 * interval_seconds) == pytest.approx(0.5)
+
+
+def test_a_window_is_not_full_a_second_too_early():
+    activity, now = play([1.0] * 59, interval_seconds=1.0)
+    assert activity.full_window_sm_ratio(now, 60.0) is None
+    assert activity.full_window_sm_ratio(now, 59.0) == pytest.approx(1.0)
+
+
 def test_nothing_known_is_no_mean():
     assert NO_ACTIVITY.mean_sm_ratio(0.0, 15.0) is None
 
@@ -71,3 +84,10 @@ def test_what_is_kept_is_bounded_and_the_counter_is_the_sum(sm_seconds):
     activity, _ = play(sm_seconds)
     assert len(activity.intervals) <= 12
     assert activity.busy_total.sm == pytest.approx(sum(sm_seconds))
+
+
+def test_it_is_known_how_much_of_a_window_is_known():
+    activity, now = play([1.0, 1.0, 1.0])
+    assert activity.known_seconds(now, 60.0) == pytest.approx(15.0)
+    assert activity.known_seconds(now, 7.0) == pytest.approx(7.0)
+    assert NO_ACTIVITY.known_seconds(now, 60.0) == 0.0

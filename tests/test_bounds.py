@@ -45,7 +45,14 @@ def pod(number, annotations=None):
         name=f"pod-{number}",
         phase=PodPhase.RUNNING,
         annotations=annotations or {},
-        containers=(Container(name="main", container_id=f"{number:064x}", state=ContainerState.RUNNING),),
+        containers=(
+            Container(
+                name="main",
+                container_id=f"{number:064x}",
+                state=ContainerState.RUNNING,
+                resource_limits={"volcano.sh/vgpu-number": "1"},  # without it Volcano's annotation says nothing
+            ),
+        ),
     )
 
 
@@ -80,7 +87,9 @@ def snapshot(at, pods, gpu_uuids, pids):
 
 
 def sizes(memory):
-    return {field.name: len(getattr(memory, field.name)) for field in fields(memory)}
+    return {field.name: len(getattr(memory, field.name)) for field in fields(memory) if field.name != "granted"} | {
+        "granted": len(memory.granted.by_pod) if memory.granted else 0
+    }
 
 
 def kept_intervals(memory):
@@ -119,32 +128,80 @@ def test_gpus_that_are_made_anew_for_ever_leave_nothing_behind():
     assert max(sizes(memory).values()) <= 6
 
 
-@pytest.mark.parametrize(
-    ("key", "write"),
-    [
-        ("hami.io/vgpu-devices-allocated", lambda uuids: "".join(f"{uuid},NVIDIA,1024,10:" for uuid in uuids) + ";"),
-        ("volcano.sh/vgpu-ids-new", lambda uuids: "".join(f"{uuid},NVIDIA,1024,10:" for uuid in uuids) + ";"),
-        (
-            "scheduling.koordinator.sh/device-allocated",
-            lambda uuids: json.dumps({"gpu": [{"id": uuid, "resources": {"koordinator.sh/gpu-memory": "1Gi"}} for uuid in uuids]}),
-        ),
-    ],
-    ids=["hami", "volcano", "koordinator"],
-)
+def tuples(uuids):
+    return "".join(f"{uuid},NVIDIA,1024,10:" for uuid in uuids) + ";"
+
+
+def devices(uuids):
+    return json.dumps({"gpu": [{"id": uuid, "resources": {"koordinator.sh/gpu-memory": "1Gi"}} for uuid in uuids]})
+
+
+# Contracts in which a pod's author can name any GPU.
+NAMING = {
+    "hami.io/vgpu-devices-allocated": tuples,
+    "volcano.sh/vgpu-ids-new": tuples,
+    "scheduling.koordinator.sh/device-allocated": devices,
+}
+MOST_UNLISTED = 16
+
+
+@pytest.mark.parametrize(("key", "write"), NAMING.items(), ids=NAMING)
 def test_an_annotation_that_names_other_gpus_at_each_moment_is_remembered_once(key, write):
     memory = NOTHING_REMEMBERED
     for tick in range(25):
-        liar = pod(1, {key: write([uuid(tick * 200 + number) for number in range(200)])})
+        liar = pod(1, {key: write([uuid(100 * tick + number) for number in range(1, MOST_UNLISTED + 1)])})
         report, memory = build(snapshot(5.0 * tick, [liar], (uuid(0),), [10_000]), memory, RULES)
-    # The 200 GPUs of its first word and the one that it uses.
-    assert max(sizes(memory).values()) <= 201 * 3
-    assert len(report.gpus) <= 201
+    # The GPUs of its first word and the one that it uses.
+    assert max(sizes(memory).values()) <= (MOST_UNLISTED + 1) * 3
+    assert len(report.gpus) == MOST_UNLISTED + 1
+
+
+@pytest.mark.parametrize(("key", "write"), NAMING.items(), ids=NAMING)
+def test_more_gpus_than_a_node_has_are_one_error_unless_the_driver_lists_them(key, write):
+    named = [uuid(number) for number in range(MOST_UNLISTED + 1)]
+    liar = pod(1, {key: write(named)})
+    moment = snapshot(0.0, [liar], (uuid(500),), [10_000])
+    report, _ = build(moment, NOTHING_REMEMBERED, RULES)
+    assert report.claims == ()
+    assert [error.errors for error in report.claim_errors] == [("names 17 GPUs that the driver does not list; up to 16 are believed",)]
+    # With one of them listed, the others are no more than may be believed. With the driver away, none of them is.
+    one_listed, _ = build(replace(moment, nvml=snapshot(0.0, [], (named[0],), []).nvml), NOTHING_REMEMBERED, RULES)
+    assert len(one_listed.claims) == MOST_UNLISTED + 1
+    assert build(replace(moment, nvml=None), NOTHING_REMEMBERED, RULES)[0].claims == ()
+
+
+@pytest.mark.parametrize("gpus", [MOST_UNLISTED, 256], ids=["as many as are believed", "as many as an annotation may name"])
+def test_hundreds_of_pods_that_each_invent_gpus_cost_no_more_than_those_that_are_believed(gpus):
+    def liar(number):
+        # No two of them and no two systems agree on one.
+        named = {key: write([f"GPU-{number}-{key}-{each}" for each in range(gpus)]) for key, write in NAMING.items()}
+        return pod(number, named)
+
+    pods, memory = [liar(number) for number in range(250)], NOTHING_REMEMBERED
+    for tick in range(2):
+        report, memory = build(snapshot(5.0 * tick, pods, (uuid(0),), range(10_000, 10_250)), memory, RULES)
+    believed = len(NAMING) * MOST_UNLISTED if gpus == MOST_UNLISTED else 0
+    assert len(report.claims) == 250 * believed
+    assert len(report.pods) == 250 * (believed + 1)
+    assert sizes(memory)["pod_activity"] == 250 * (believed + 1)
+    assert max(sizes(memory).values()) <= 250 * (believed + 1) * 3
+
+
+def test_a_flood_of_gpus_that_comes_later_takes_nothing_away():
+    key = "scheduling.koordinator.sh/device-allocated"
+    memory = NOTHING_REMEMBERED
+    for tick, count in enumerate((1, 256, 256)):
+        greedy = pod(1, {key: devices([uuid(number) for number in range(count)])})
+        report, memory = build(snapshot(5.0 * tick, [greedy], (uuid(0),), [10_000]), memory, RULES)
+    assert [
+        (claim.claim.system, claim.claim.gpu_uuid, claim.claim.memory_bytes) for claim in report.claims if claim.claim.container == ""
+    ] == [("koordinator", uuid(0), GIB)]
+    assert [error.system for error in report.claim_errors] == ["koordinator"]
 
 
 @pytest.mark.parametrize("started", [True, False], ids=["running", "never started"])
-def test_thousands_of_containers_times_hundreds_of_invented_gpus_are_not_remembered(started):
-    gpus = [{"id": uuid(number), "resources": {"koordinator.sh/gpu-memory": "1Gi"}} for number in range(200)]
-    liar = pod(1, {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": gpus})})
+def test_thousands_of_containers_times_invented_gpus_are_not_remembered(started):
+    liar = pod(1, {"scheduling.koordinator.sh/device-allocated": devices([uuid(number) for number in range(MOST_UNLISTED)])})
     containers = tuple(Container(name=f"c{number}", container_id=f"{number:064x}" if started else None) for number in range(2000))
     _, memory = build(snapshot(0.0, [replace(liar, containers=containers)], (uuid(0),), [10_000]), NOTHING_REMEMBERED, RULES)
     assert len(memory.container_activity) == (2000 if started else 0)

@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporter import simulated
 from exporter.config import parse_config
-from exporter.exposition import Format
 from exporter.simulation import SimulatedClock, SimulatedNode, load_scenario
+from exporter.text_format import Format
 
 CASES = Path(__file__).parent / "cases"
 DEFAULT_MOMENT = "30s"

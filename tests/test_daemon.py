@@ -2,21 +2,25 @@
 and a real Prometheus that scrapes it."""
 
 import contextlib
+import ctypes
 import gzip
 import json
+import platform
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
+from pathlib import Path
 
 import pytest
 import yaml
 from hami_core_region import Process as Slot
 from hami_core_region import write_region
-from live import GIB, GPU, HALF, MIB, OTHER_GPU, UIDS, device
+from live import GIB, GPU, HALF, MIB, OTHER_GPU, UIDS, Daemon, device
 from nvml_stand_in.stand_in import GPU_IS_LOST, HANG, LIB_RM_VERSION_MISMATCH, Busy, Process
 
 
@@ -199,6 +203,20 @@ def test_promtool_has_nothing_to_complain_of(start, stand_in, workloads):
     daemon.wait_for(GIB, "fgpu_pod_memory_used_bytes", pod="half")
     done = subprocess.run([promtool, "check", "metrics"], input=daemon.get("/metrics")[2], capture_output=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+TGKILL = {"x86_64": 234, "aarch64": 131}  # man 2 tgkill; Python has it for its own threads alone
+
+
+@pytest.mark.skipif(platform.machine() not in TGKILL, reason=f"the number of tgkill is not known on {platform.machine()}")
+def test_a_signal_that_the_kernel_hands_to_another_thread_ends_the_daemon_too():
+    daemon = Daemon(["--demo"], {}).wait_until_started()
+    try:
+        other = next(int(task.name) for task in Path(f"/proc/{daemon.process.pid}/task").iterdir() if int(task.name) != daemon.process.pid)
+        assert ctypes.CDLL(None).syscall(TGKILL[platform.machine()], daemon.process.pid, other, signal.SIGTERM) == 0
+        assert daemon.process.wait(timeout=10) == 0
+    finally:
+        daemon.stop()
 
 
 def test_a_port_in_use_is_said_in_one_line():

@@ -3,7 +3,7 @@
 import pytest
 
 from exporter.breach import Breach, State, Verdict
-from exporter.journal import breach_changes
+from exporter.journal import breach_changes, log_line
 from exporter.judge import Resource
 from exporter.limits import PodLimits
 from exporter.report import PodReport, Report
@@ -30,7 +30,7 @@ def report(breach):
 
 
 def test_a_breach_that_begins_is_told_with_its_numbers():
-    assert list(breach_changes(report(OFF), report(ON))) == [
+    assert [log_line(change) for change in breach_changes(report(OFF), report(ON))] == [
         (
             "breach=begun namespace=team-a pod=half gpu_uuid=GPU-0 resource=memory "
             "memory_used=3.00GiB memory_limit=2.00GiB sm_utilization=0.25 compute_limit=none"
@@ -39,7 +39,7 @@ def test_a_breach_that_begins_is_told_with_its_numbers():
 
 
 def test_a_breach_that_ends_is_told():
-    assert [line.split()[0] for line in breach_changes(report(ON), report(OFF))] == ["breach=over"]
+    assert [log_line(change).split()[0] for change in breach_changes(report(ON), report(OFF))] == ["breach=over"]
 
 
 @pytest.mark.parametrize(("before", "after"), [(OFF, OFF), (ON, ON), (ON, FROZEN), (FROZEN, ON)])

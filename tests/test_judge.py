@@ -113,6 +113,23 @@ def test_memory_has_a_hold_and_a_mean_has_none():
     assert held[MEMORY].since_seconds == 1000.0
 
 
+def test_a_container_below_a_limit_is_not_fine_while_another_limit_may_be_missing():
+    of_container = container(judge(), limits(memory=10, process=5, compute=0.5), use=Use(memory_used_bytes=1), compute=0.1, missing=True)
+    assert verdicts(of_container) == {MEMORY: Verdict.UNKNOWN, COMPUTE: Verdict.UNKNOWN}
+    assert verdicts(container(judge(), limits(process=5), use=Use(memory_used_bytes=1), missing=True)) == {MEMORY: Verdict.UNKNOWN}
+    assert verdicts(container(judge(), limits(memory=10), use=Use(memory_used_bytes=1), missing=True)) == {MEMORY: Verdict.UNKNOWN}
+
+
+def test_a_pod_below_its_limits_is_not_fine_while_another_limit_may_be_missing():
+    of_pod = pod(judge(), PodLimits(memory_bytes=10, compute_ratio=0.5), used=1, compute=0.1, missing=True)
+    assert verdicts(of_pod) == {MEMORY: Verdict.UNKNOWN, COMPUTE: Verdict.UNKNOWN, UNALLOCATED: Verdict.BELOW}
+
+
+def test_a_pods_memory_has_a_hold_and_its_mean_has_none():
+    breaches = pod(judge(), PodLimits(memory_bytes=10, compute_ratio=0.5), used=11, compute=0.6)
+    assert (breaches[MEMORY].exceeded, breaches[COMPUTE].exceeded) == (False, True)
+
+
 def test_what_was_judged_is_kept_and_what_was_not_is_gone():
     other = Breach(state=State.EXCEEDED, verdict=Verdict.ABOVE)
     first = judge(containers={MEMORY: other}, pods={MEMORY: other, UNALLOCATED: other})

@@ -8,13 +8,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from exporter.breach import Breach, State, Verdict
-from exporter.exposition import Exposition, Format, accepts_gzip, choose_format
+from exporter.exposition import Exposition, accepts_gzip, choose_format
 from exporter.health import Health, Histogram, SourceHealth
 from exporter.judge import Resource
 from exporter.limits import ContainerLimits
 from exporter.metrics import EXPORTER_METRICS, MAX_LABEL_CHARACTERS, NODE_METRICS
 from exporter.report import ContainerReport, GpuReport, Report
 from exporter.snapshot import Gpu, GpuReading
+from exporter.text_format import Format
 
 NAMES = [row.name for row in (*NODE_METRICS, *EXPORTER_METRICS)]
 

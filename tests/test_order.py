@@ -10,8 +10,8 @@ import yaml
 
 from exporter import simulated
 from exporter.config import parse_config
-from exporter.exposition import Format
 from exporter.simulation import SimulatedClock, SimulatedNode, load_scenario
+from exporter.text_format import Format
 
 CASES = Path(__file__).parent / "cases"
 CHANGING = re.compile(r"^(# \w+ )?(process_|python_|fgpu_\w+_duration_seconds)")

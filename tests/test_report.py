@@ -1,5 +1,6 @@
 """The stages together: literal snapshots in, reports out."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -7,11 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exporter.claims import Grant
+from exporter.claims.kai import GpuGroup
 from exporter.judge import Resource
+from exporter.limits import NO_CONTAINER_LIMITS, PodLimits
 from exporter.regions import NOT_COUNTED, CoreCount
-from exporter.report import NOTHING_REMEMBERED, Rules, build
+from exporter.report import NOTHING_REMEMBERED, Missing, PodInfo, Rules, build, missing_limits
 from exporter.snapshot import (
     CgroupRef,
+    ClaimResult,
     Container,
     ContainerAllocation,
     ContainerState,
@@ -34,9 +39,12 @@ from exporter.snapshot import (
     ProcfsReading,
     Region,
     RegionSlot,
+    ResourceClaim,
+    SliceDevice,
     Snapshot,
     UnreadableFile,
 )
+from exporter.usage import BusySeconds, Unattributed
 
 MIB, GIB = 1 << 20, 1 << 30
 GPU_0, GPU_1 = "GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"
@@ -364,6 +372,441 @@ def test_what_the_driver_does_not_list_is_shown_only_where_it_was_granted():
     assert set(memory.gpus) == {GPU_0, GPU_1}
     _, memory = build(snapshot([half, RESERVATION], [], at=10.0), memory, RULES)
     assert set(memory.gpus) == {GPU_0}
+
+
+# --- all of a report ---
+
+
+def full_node(at):
+    """A container under KAI with two processes, a pod that Koordinator limits as a whole, one whose contract is unreadable."""
+    half = kai_pod("half", containers=("main", "side"), owner_kind="ReplicaSet", owner_name="half-7d9", scheduler_name="kai-scheduler")
+    half = replace(half, labels={**half.labels, "kai.scheduler/queue": "research"})
+    whole = {"gpu": [{"id": GPU_1, "resources": {"koordinator.sh/gpu-memory": "10Gi", "koordinator.sh/gpu-core": "50"}}]}
+    shared = pod("shared", annotations={"scheduling.koordinator.sh/device-allocated": json.dumps(whole)})
+    broken = pod("broken", namespace="team-b", annotations={"gpu-fraction": "half"})
+    owners = {10: (half, "main"), 11: (half, "main"), 20: (shared, "main")}
+    moment = snapshot(
+        [half, shared, broken, RESERVATION],
+        [
+            gpu(GPU_0, [(10, 7 * GIB), (11, 3 * GIB), (12, 5 * GIB)], busy=[(10, 2.0), (11, 0.5)]),
+            gpu(GPU_1, [(20, 11 * GIB), (21, None)], busy=[(20, 1.0)]),
+        ],
+        owners,
+        at=at,
+    )
+    host = ProcessFacts(pid=12, start_time_ticks=1, comm="Xorg", cgroup=())
+    procfs = replace(moment.procfs, processes={**moment.procfs.processes, 12: host, 21: replace(host, pid=21)})
+    return replace(moment, procfs=procfs, nvml=replace(moment.nvml, gpus_unidentified=1))
+
+
+@pytest.fixture
+def full():
+    """The last report and the last moment of two minutes: every window is full and every hold is over."""
+    moments = [full_node(5.0 * number) for number in range(25)]
+    return play(moments)[0][-1], moments[-1]
+
+
+def test_a_report_is_of_its_moment(full):
+    report, moment = full
+    assert (report.time_seconds, report.monotonic_seconds) == (1120.0, 120.0)
+    assert (report.driver_version, report.gpus_unidentified) == ("575.1", 1)
+    assert report.gpu_groups == (GpuGroup(GROUP, GPU_0, "kai-resource-reservation", "gpu-reservation"),)
+    assert report.evidence.snapshot is moment
+    assert report.evidence.rules is RULES
+    assert set(report.evidence.pod_activity) == {("uid-half", GPU_0), ("uid-shared", GPU_1)}
+    assert set(report.evidence.grants) == {"uid-half", "uid-shared", "uid-broken", "uid-gpu-reservation"}
+    assert set(report.evidence.identities) == {10, 11, 12, 20, 21}
+    assert set(report.evidence.usage) == {GPU_0, GPU_1}
+
+
+def test_a_containers_row_says_who_it_is_and_what_it_uses(full):
+    rows = {(row.pod, row.container): row for row in full[0].containers}
+    # A container without a grant and without a process has no row: `side` is not given the fraction.
+    assert set(rows) == {("half", "main"), ("shared", "main")}
+    main = rows["half", "main"]
+    assert (main.namespace, main.gpu_uuid, main.pod_uid) == ("team-a", GPU_0, "uid-half")
+    assert main.container_id == container_id("uid-half", "main")
+    assert (main.memory_used_bytes, main.memory_used_peak_bytes, main.processes) == (10 * GIB, 10 * GIB, 2)
+    assert (main.limits.memory_bytes, main.limits.compute_ratio) == (HALF, 0.5)
+    assert (main.sm_utilization_ratio, main.sm_utilization_mean_ratio) == (0.5, 0.5)
+    assert main.busy_total == BusySeconds(sm=25 * 2.5)
+    assert {resource: breach.exceeded for resource, breach in main.breaches.items()} == {Resource.MEMORY: False, Resource.COMPUTE: False}
+
+
+def test_a_container_that_only_uses_a_gpu_of_its_pod_has_a_row_without_limits(full):
+    row = next(row for row in full[0].containers if row.pod == "shared")
+    assert (row.memory_used_bytes, row.limits, row.breaches) == (11 * GIB, NO_CONTAINER_LIMITS, {})
+    assert (row.sm_utilization_ratio, row.sm_utilization_mean_ratio) == (pytest.approx(0.2), pytest.approx(0.2))
+
+
+def test_a_pods_row_adds_its_containers_up_and_has_the_limits_of_the_pod(full):
+    rows = {row.pod: row for row in full[0].pods}
+    assert set(rows) == {"half", "shared"}
+    half, shared = rows["half"], rows["shared"]
+    assert (half.namespace, half.gpu_uuid, half.pod_uid) == ("team-a", GPU_0, "uid-half")
+    assert (half.memory_used_bytes, half.limits) == (10 * GIB, PodLimits(memory_bytes=HALF, compute_ratio=0.5))
+    assert (half.sm_utilization_ratio, half.sm_utilization_mean_ratio) == (0.5, 0.5)
+    assert half.sm_busy_seconds_total == 25 * 2.5
+    assert shared.limits == PodLimits(memory_bytes=10 * GIB, compute_ratio=0.5)
+    assert {resource: breach.exceeded for resource, breach in shared.breaches.items()} == {
+        Resource.MEMORY: True,
+        Resource.COMPUTE: False,
+        Resource.UNALLOCATED: False,
+    }
+    # Above from the first moment: the breach began then, and counts from when the hold was over.
+    breach = shared.breaches[Resource.MEMORY]
+    assert (breach.since_seconds, breach.exceeded_seconds_total, breach.breaches_total) == (1000.0, 110.0, 1)
+
+
+def test_a_claim_and_a_contract_that_cannot_be_read_are_told_with_whose_they_are(full):
+    report, _ = full
+    told = [
+        (each.namespace, each.pod, each.pod_uid, each.claim.system, each.claim.gpu_uuid, each.claim.container, each.claim.memory_bytes)
+        for each in report.claims
+    ]
+    assert told == [
+        ("team-a", "half", "uid-half", "kai", GPU_0, "main", HALF),
+        ("team-a", "shared", "uid-shared", "koordinator", GPU_1, "", 10 * GIB),
+    ]
+    (error,) = report.claim_errors
+    assert (error.namespace, error.pod, error.system) == ("team-b", "broken", "kai")
+    assert error.errors[0].startswith("gpu-fraction: ")
+
+
+def test_facts_about_a_pod_are_told_with_whose_they_are(full):
+    infos = {info.pod: info for info in full[0].pod_infos}
+    assert set(infos) == {"half", "shared", "gpu-reservation"}
+    assert infos["half"] == PodInfo(
+        namespace="team-a",
+        pod="half",
+        pod_uid="uid-half",
+        queue="research",
+        owner_kind="ReplicaSet",
+        owner_name="half-7d9",
+        scheduler="kai-scheduler",
+        role="workload",
+    )
+
+
+def test_a_gpus_row_has_what_the_driver_says_what_was_granted_and_what_has_no_owner(full):
+    first, second = full[0].gpus
+    assert (first.gpu.gpu_uuid, first.gpu.memory_total_bytes, first.reading.gpu.gpu_uuid) == (GPU_0, TOTAL, GPU_0)
+    assert (first.memory_allocated_bytes, first.compute_allocated_ratio, first.pods) == (HALF, 0.5, 1)
+    assert {reason: used for reason, used in first.unattributed_bytes.items() if used} == {Unattributed.HOST_PROCESS: 5 * GIB}
+    assert (first.processes_memory_hidden, second.processes_memory_hidden) == (0, 1)
+    assert second.reading.gpu.gpu_uuid == GPU_1
+
+
+def test_a_limit_of_a_container_that_is_taken_away_beside_another_ones_holds():
+    def limited(**annotations):
+        containers = tuple(
+            Container(
+                name=name,
+                container_id=container_id("uid-two", name),
+                state=ContainerState.RUNNING,
+                env=(EnvVar(name="GPU_MEMORY_LIMIT", field_path=f"metadata.annotations['{name}']"),),
+            )
+            for name in ("main", "side")
+        )
+        return replace(pod("two", annotations=annotations), containers=containers)
+
+    both, one = limited(main=str(GIB), side=str(GIB)), limited(side=str(GIB))
+    moments = [
+        snapshot(
+            [each],
+            [gpu(processes=[(10, 2 * GIB)])],
+            {10: (each, "main"), 11: (each, "side")},
+            at=5.0 * number,
+            kubelet=KubeletReading(
+                pods=(
+                    PodAllocation(
+                        "team-a",
+                        "two",
+                        tuple(ContainerAllocation(name, (Devices("nvidia.com/gpu", (GPU_0,)),)) for name in ("main", "side")),
+                    ),
+                ),
+                allocatable=(),
+            ),
+        )
+        for number, each in enumerate([both, both, one, one])
+    ]
+    reports, _ = play(moments)
+    assert [flag(report, "two", Resource.MEMORY) for report in reports] == [False, False, True, True]
+    assert [row.limits.memory_bytes for row in reports[-1].containers] == [GIB, GIB]
+    assert [error.system for error in reports[-1].claim_errors] == ["container_env"]
+
+
+# --- what a report remembers ---
+
+
+def test_a_container_above_its_limit_is_in_breach_after_the_hold_and_no_other_one_is():
+    half = kai_pod("half", containers=("main", "side"))
+    owners = {10: (half, "main"), 11: (half, "side")}
+    reports, _ = play(ticks([half, RESERVATION], [gpu(processes=[(10, HALF + 1), (11, 1)])], owners, count=4))
+    exceeded = [
+        {row.container: {key: breach.exceeded for key, breach in row.breaches.items()} for row in report.containers} for report in reports
+    ]
+    assert [each["main"][Resource.MEMORY] for each in exceeded] == [False, False, True, True]
+    assert [each["side"] for each in exceeded] == [{}] * 4
+    assert next(row for row in reports[-1].containers if row.container == "main").breaches[Resource.MEMORY].since_seconds == 1000.0
+
+
+def test_the_time_of_a_process_that_ended_between_two_readings_is_its_containers():
+    half = kai_pod("half")
+    before = snapshot([half, RESERVATION], [gpu(processes=[(10, 1)], busy=[(10, 1.0)])], {10: (half, "main")})
+    after = snapshot([half, RESERVATION], [gpu(busy=[(10, 0.5)])], {}, at=5.0)
+    reports, _ = play([before, after])
+    assert [report.containers[0].busy_total.sm for report in reports] == [1.0, 1.5]
+
+
+def test_the_time_of_a_pid_that_changed_hands_is_no_ones_even_through_an_outage_of_proc():
+    first, second = kai_pod("first"), kai_pod("second")
+    pods = [first, second, RESERVATION]
+    before = snapshot(pods, [gpu(processes=[(10, 1)], busy=[(10, 1.0)])], {10: (first, "main")})
+    blind = snapshot(pods, [gpu(processes=[(10, 1)], busy=[(10, 1.0)])], at=5.0, procfs=None)
+    after = snapshot(pods, [gpu(processes=[(10, 1)], busy=[(10, 1.0)])], {10: (second, "main")}, at=10.0)
+    again = {pid: replace(facts, start_time_ticks=2) for pid, facts in after.procfs.processes.items()}
+    reports, _ = play([before, blind, replace(after, procfs=replace(after.procfs, processes=again))])
+    assert {row.pod: row.busy_total.sm for row in reports[-1].containers} == {"first": 1.0, "second": 0.0}
+
+
+def test_a_pod_that_the_kubelet_named_before_its_outage_is_flagged_through_it():
+    known = pod("known")
+    before = snapshot([known], [gpu()], devices=[(known, [])])
+    during = ticks([known], [gpu(processes=[(10, 1)])], {10: (known, "main")}, count=4, start=1, kubelet_is_current=False)
+    silent = [replace(each, kubelet=KubeletReading(pods=(), allocatable=())) for each in during]
+    assert flag(play([before, *during])[0][-1], "known", Resource.UNALLOCATED) is True
+    # What the kubelet is remembered to have said may have been cut to nothing: what it named counts.
+    assert flag(play([before, *silent])[0][-1], "known", Resource.UNALLOCATED) is True
+
+
+def test_a_grant_without_an_amount_has_rows_on_its_gpu_alone():
+    sliced = pod("sliced", containers=("main", "side"))
+    reports, _ = play([snapshot([sliced], [gpu(GPU_0), gpu(GPU_1)], devices=[(sliced, [f"{GPU_0}::0"])])])
+    assert [(row.container, row.gpu_uuid, row.memory_used_bytes, row.limits) for row in reports[0].containers] == [
+        ("main", GPU_0, 0, NO_CONTAINER_LIMITS)
+    ]
+    assert [(row.gpu_uuid, row.memory_used_bytes) for row in reports[0].pods] == [(GPU_0, 0)]
+    assert [(each.memory_allocated_bytes, each.compute_allocated_ratio, each.pods) for each in reports[0].gpus] == [
+        (0, 0.0, 1),
+        (0, 0.0, 0),
+    ]
+
+
+def test_a_grant_without_an_amount_on_a_gpu_that_the_driver_does_not_tell_is_shown():
+    sliced = pod("sliced")
+    before = snapshot([sliced], [gpu()], devices=[(sliced, [f"{GPU_0}::0"])])
+    reports, _ = play([before, replace(before, monotonic_seconds=5.0, nvml=None)])
+    assert [(each.gpu.gpu_uuid, each.gpu.memory_total_bytes, each.reading, each.pods) for each in reports[-1].gpus] == [
+        (GPU_0, TOTAL, None, 1)
+    ]
+    assert (reports[-1].driver_version, reports[-1].gpus_unidentified) == (None, None)
+    assert reports[-1].gpus[0].unattributed_bytes is None
+    assert reports[-1].gpus[0].processes_memory_hidden is None
+
+
+def test_a_claim_on_a_gpu_that_was_never_listed_is_shown_with_its_uuid_alone():
+    shared = pod("shared", annotations={"hami.io/vgpu-devices-allocated": f"{GPU_1},NVIDIA,1024,10:;"})
+    reports, _ = play([snapshot([shared], [gpu(GPU_0)])])
+    assert [(each.gpu, each.reading is None, each.memory_allocated_bytes) for each in reports[0].gpus] == [
+        (Gpu(gpu_uuid=GPU_0, memory_total_bytes=TOTAL), False, 0),
+        (Gpu(gpu_uuid=GPU_1), True, GIB),
+    ]
+
+
+def test_a_finished_pod_has_no_row_on_a_gpu_that_it_no_longer_uses():
+    done = pod("done")
+    using = snapshot([done], [gpu(processes=[(10, 1)])], {10: (done, "main")})
+    ended = snapshot([replace(done, phase=PodPhase.SUCCEEDED)], [gpu()], at=5.0)
+    reports, _ = play([using, ended])
+    assert [[row.pod for row in report.pods] for report in reports] == [["done"], []]
+
+
+def test_an_mps_server_is_no_pods_in_a_system_namespace_and_its_pods_anywhere_else():
+    trusted, tenant = pod("mps", namespace="kube-system"), pod("mps", namespace="team-a", uid="uid-tenant")
+    moment = snapshot([trusted, tenant], [gpu(processes=[(10, 3), (11, 4)])], {10: (trusted, "main"), 11: (tenant, "main")})
+    named = {pid: replace(facts, comm="nvidia-cuda-mps") for pid, facts in moment.procfs.processes.items()}
+    reports, _ = play([replace(moment, procfs=replace(moment.procfs, processes=named))])
+    assert reports[0].gpus[0].unattributed_bytes[Unattributed.MPS_SERVER] == 3
+    assert [(row.namespace, row.memory_used_bytes) for row in reports[0].containers] == [("team-a", 4)]
+
+
+def test_reservation_pods_are_believed_in_the_namespaces_that_the_operator_named():
+    half = kai_pod("half")
+    elsewhere = replace(RESERVATION, namespace="our-reservations")
+    rules = replace(RULES, kai_reservation_namespaces=frozenset({"our-reservations"}))
+    named = play([snapshot([half, elsewhere], [gpu()])], rules=rules)[0][0]
+    assert [row.limits.memory_bytes for row in named.containers] == [HALF]
+    assert play([snapshot([half, elsewhere], [gpu()])])[0][0].containers == ()
+
+
+DEVICE = {"driver_name": "gpu.nvidia.com", "pool_name": "gpu-node-1", "device_name": "gpu-5"}
+
+
+def test_a_claim_of_a_driver_whose_slices_are_gone_keeps_its_gpu():
+    claimed = pod("claimed")
+    claimed = replace(claimed, containers=(replace(claimed.containers[0], claim_requests=(("gpu", None),)),), resource_claims={"gpu": "c"})
+    resource_claim = ResourceClaim(
+        uid="c", namespace="team-a", name="c", results=(ClaimResult(request="gpu", **DEVICE),), reserved_for_pod_uids=("uid-claimed",)
+    )
+    moment = snapshot([claimed], [gpu(GPU_0)])
+
+    def kubernetes(*slices):
+        return replace(moment.kubernetes, slice_devices=slices, resource_claims=(resource_claim,))
+
+    there = replace(moment, kubernetes=kubernetes(SliceDevice(**DEVICE, gpu_uuid=GPU_0)))
+    gone = [replace(moment, monotonic_seconds=5.0 * number, kubernetes=kubernetes()) for number in (1, 2)]
+    reports, memory = play([there, *gone])
+    assert [[(row.gpu_uuid, row.limits.memory_bytes) for row in report.containers] for report in reports] == [[(GPU_0, TOTAL)]] * 3
+    assert memory.held_slice_devices == (SliceDevice(**DEVICE, gpu_uuid=GPU_0),)
+    # Without having seen the slice no one knows which GPU it is.
+    assert play(gone)[0][-1].containers == ()
+
+
+# --- whose a breach is, and when nothing is said ---
+
+
+def limited_pod(name, *uuids, **more):
+    """A pod that HAMi gave 1 GiB on each of the GPUs."""
+    segment = "".join(f"{uuid},NVIDIA,1024,0:" for uuid in uuids)
+    return pod(name, annotations={"hami.io/vgpu-devices-allocated": f"{segment};"}, **more)
+
+
+def container_flag(report, name, resource, uuid=GPU_0):
+    breach = next(row for row in report.containers if (row.pod, row.gpu_uuid) == (name, uuid)).breaches.get(resource)
+    return breach.exceeded if breach else None
+
+
+def test_a_breach_is_of_one_pod_and_one_gpu():
+    greedy, modest = limited_pod("greedy", GPU_0, GPU_1), limited_pod("modest", GPU_0, GPU_1)
+    owners = {10: (greedy, "main"), 20: (modest, "main")}
+    gpus = [gpu(GPU_0, [(10, 2 * GIB), (20, 1)]), gpu(GPU_1, [(10, 1), (20, 1)])]
+    report = play(ticks([greedy, modest], gpus, owners, count=4))[0][-1]
+    for told in (flag, container_flag):
+        assert {(name, uuid): told(report, name, Resource.MEMORY, uuid) for name in ("greedy", "modest") for uuid in (GPU_0, GPU_1)} == {
+            ("greedy", GPU_0): True,
+            ("greedy", GPU_1): False,
+            ("modest", GPU_0): False,
+            ("modest", GPU_1): False,
+        }
+
+
+def test_a_restarted_container_has_to_be_above_for_the_hold_again_and_its_pod_has_not():
+    first = limited_pod("greedy", GPU_0)
+    restarted = replace(first, containers=(replace(first.containers[0], container_id="9" * 64),))
+    before = ticks([first], [gpu(processes=[(10, 2 * GIB)])], {10: (first, "main")}, count=4)
+    after = ticks([restarted], [gpu(processes=[(11, 2 * GIB)])], {11: (first, "main")}, count=3, start=4)
+    moved = [
+        replace(
+            each, procfs=replace(each.procfs, processes={11: replace(each.procfs.processes[11], cgroup=(CgroupRef(first.uid, "9" * 64),))})
+        )
+        for each in after
+    ]
+    reports, _ = play([*before, *moved])
+    assert [container_flag(report, "greedy", Resource.MEMORY) for report in reports[3:]] == [True, False, False, True]
+    assert [flag(report, "greedy", Resource.MEMORY) for report in reports[3:]] == [True] * 4
+
+
+def test_below_a_limit_nothing_is_said_of_a_container_or_pod_while_another_contract_is_unreadable():
+    by_container = replace(kai_pod("one"), annotations={"gpu-fraction": "0.5", "hami.io/vgpu-devices-allocated": "garbage"})
+    whole = json.dumps({"gpu": [{"id": GPU_0, "resources": {"koordinator.sh/gpu-memory": "10Gi"}}]})
+    by_pod = pod("two", annotations={"scheduling.koordinator.sh/device-allocated": whole, "hami.io/vgpu-devices-allocated": "garbage"})
+    owners = {10: (by_container, "main"), 20: (by_pod, "main")}
+    report = play(ticks([by_container, by_pod, RESERVATION], [gpu(processes=[(10, 1), (20, 1)])], owners, count=3))[0][-1]
+    assert container_flag(report, "one", Resource.MEMORY) is None
+    assert flag(report, "two", Resource.MEMORY) is None
+
+
+def test_a_container_with_a_process_that_the_driver_hides_has_neither_use_nor_peak():
+    half = kai_pod("half")
+    seen = snapshot([half, RESERVATION], [gpu(processes=[(10, 5)])], {10: (half, "main")})
+    hidden = snapshot([half, RESERVATION], [gpu(processes=[(10, None), (11, 3)])], {10: (half, "main"), 11: (half, "main")}, at=5.0)
+    reports, _ = play([seen, hidden])
+    assert [(row.memory_used_bytes, row.memory_used_peak_bytes, row.processes) for report in reports for row in report.containers] == [
+        (5, 5, 1),
+        (None, None, 2),
+    ]
+    assert pod_row(reports[-1], "half").memory_used_bytes is None
+    assert reports[-1].gpus[0].processes_memory_hidden == 1
+
+
+def test_while_the_driver_tells_no_time_there_is_no_utilization_and_no_counter():
+    half = kai_pod("half")
+    world = ([half, RESERVATION], {10: (half, "main")})
+    told = [snapshot(world[0], [gpu(processes=[(10, 1)], busy=[(10, 1.0)])], world[1], at=5.0 * number) for number in range(3)]
+    silent = snapshot(world[0], [gpu(processes=[(10, 1)], busy=None)], world[1], at=15.0)
+    reports, _ = play([*told, silent])
+    assert [
+        (row.sm_utilization_ratio, row.busy_total.sm if row.busy_total else None, of_pod.sm_utilization_ratio, of_pod.sm_busy_seconds_total)
+        for row, of_pod in ((report.containers[0], pod_row(report, "half")) for report in reports[2:])
+    ] == [(0.2, 3.0, 0.2, 3.0), (None, None, None, None)]
+
+
+def test_a_pod_that_no_longer_has_to_do_with_a_gpu_keeps_its_counter_there_and_nothing_else():
+    sneaky = pod("sneaky")
+    using = ticks([sneaky], [gpu(processes=[(10, 1)], busy=[(10, 1.0)])], {10: (sneaky, "main")}, count=13)
+    gone = ticks([sneaky], [gpu(busy=[])], {}, count=1, start=13)
+    row = pod_row(play([*using, *gone])[0][-1], "sneaky")
+    assert (row.memory_used_bytes, row.sm_utilization_ratio, row.sm_utilization_mean_ratio) == (None, None, None)
+    assert row.sm_busy_seconds_total == 13.0
+
+
+def test_a_pod_that_was_given_a_gpu_as_a_whole_uses_none_of_it_before_its_first_process():
+    whole = json.dumps({"gpu": [{"id": GPU_0, "resources": {"koordinator.sh/gpu-memory": "10Gi"}}]})
+    shared = pod("shared", annotations={"scheduling.koordinator.sh/device-allocated": whole})
+    report = play([snapshot([shared], [gpu(), gpu(GPU_1)])])[0][0]
+    assert [(row.gpu_uuid, row.memory_used_bytes, row.limits.memory_bytes) for row in report.pods] == [(GPU_0, 0, 10 * GIB)]
+    assert report.containers == ()
+
+
+def test_use_of_what_no_one_gave_is_unknown_while_the_driver_is_away():
+    sneaky = pod("sneaky")
+    before = ticks([sneaky], [gpu(processes=[(10, 1)])], {10: (sneaky, "main")}, count=4)
+    away = ticks([sneaky], [], {10: (sneaky, "main")}, count=2, start=4, nvml=None)
+    reports, _ = play([*before, *away])
+    assert [flag(report, "sneaky", Resource.UNALLOCATED) for report in reports[3:]] == [True, None, None]
+
+
+@pytest.mark.parametrize(
+    ("grant", "missing", "reasons"),
+    [
+        (Grant(), None, ()),
+        (Grant(not_placed=True), None, (Missing.NOT_PLACED,)),
+        (Grant(unreadable=True), None, (Missing.UNREADABLE,)),
+        (Grant(), "kubelet", (Missing.KUBELET_UNKNOWN,)),
+        (Grant(), "kubernetes", (Missing.KUBERNETES_UNKNOWN,)),
+    ],
+)
+def test_why_limits_may_be_missing_has_a_name(grant, missing, reasons):
+    moment = snapshot([], [gpu()], **({missing: None} if missing else {}))
+    assert missing_limits(grant, moment) == reasons
+
+
+def test_a_pods_time_is_that_of_all_its_containers_and_only_its_own():
+    two, other = pod("two", containers=("main", "side")), pod("other")
+    owners = {10: (two, "main"), 11: (two, "side"), 20: (other, "main")}
+    gpus = [gpu(GPU_0, [(10, 1), (11, 1), (20, 1)], busy=[(10, 1.0), (11, 0.5), (20, 2.0)]), gpu(GPU_1, [(10, 1)], busy=[(10, 0.25)])]
+    report = play(ticks([two, other], gpus, owners, count=2))[0][-1]
+    assert {(row.pod, row.gpu_uuid): row.sm_busy_seconds_total for row in report.pods} == {
+        ("two", GPU_0): 3.0,
+        ("two", GPU_1): 0.5,
+        ("other", GPU_0): 4.0,
+    }
+
+
+def test_a_container_has_rows_on_its_own_gpus_and_not_on_its_neighbours():
+    annotation = {"hami.io/vgpu-devices-allocated": f"{GPU_0},NVIDIA,1024,0:;{GPU_1},NVIDIA,2048,0:;"}
+    report = play([snapshot([pod("two", annotations=annotation, containers=("main", "side"))], [gpu(GPU_0), gpu(GPU_1)])])[0][0]
+    assert [(row.container, row.gpu_uuid, row.limits.memory_bytes) for row in report.containers] == [
+        ("main", GPU_0, GIB),
+        ("side", GPU_1, 2 * GIB),
+    ]
+
+
+def test_what_is_not_judged_has_no_breach_at_all():
+    done = limited_pod("done", GPU_0, phase=PodPhase.SUCCEEDED)
+    report = play([snapshot([done], [gpu(processes=[(10, 2 * GIB)])], {10: (done, "main")})])[0][0]
+    assert [row.breaches for row in (*report.containers, *report.pods)] == [{}, {}]
 
 
 def test_facts_about_a_pod_are_its_own_or_empty():

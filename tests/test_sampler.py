@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from exporter.endpoints import build_routes
+from exporter.node_json import About
 from exporter.report import Rules
 from exporter.sampler import Sampler, Sources
+from exporter.server import Request
 from exporter.snapshot import (
     Container,
     HostfilesReading,
@@ -22,6 +25,7 @@ from exporter.snapshot import (
     ProcfsReading,
 )
 from exporter.sources import FatalSourceError, SourceError
+from exporter.text_format import Format
 
 
 class ManualClock:
@@ -268,6 +272,23 @@ def test_a_report_is_stale_after_three_intervals(sampler, clock):
     assert sampler.is_late()
 
 
+def test_a_report_that_comes_while_one_asks_is_answered_in_place_of_the_stale_one(node, clock):
+    class SamplesMeanwhile(Sampler):
+        def is_stale(self):
+            self.sample()
+            return super().is_stale()
+
+    of_node = {"sources": node, "clock": clock, "rules": Rules(), "sample_interval_seconds": 5.0, "identity_ttl_seconds": 600.0}
+    sampler = SamplesMeanwhile(**of_node, config_facts={})
+    sampler.sample()
+    clock.now += 100.0
+    about = About(node="n", simulated=False, sample_interval_seconds=5.0, utilization_window_seconds=15.0, compute_window_seconds=60.0)
+    routes = build_routes(sampler, about)
+    assert b"fgpu_last_sample_timestamp_seconds 1100.0\n" in routes["/metrics"](Request("/metrics")).body
+    clock.now += 100.0
+    assert b'"last_sample_timestamp_seconds":1200.0,"last_sample_age_seconds":0,' in routes["/api/v1/node"](Request("/api/v1/node")).body
+
+
 def test_a_young_sampler_is_not_late(sampler, clock):
     assert not sampler.is_late()
     clock.now += 15.1
@@ -289,6 +310,47 @@ def test_a_late_sample_shifts_the_beat_and_is_not_made_up_for(node, clock):
     sources = Sources(nvml=Slow(node.nvml.answer), procfs=node.procfs, kubelet=node.kubelet, kubernetes=node.kubernetes)
     Sampler(sources=sources, clock=clock, rules=Rules(), sample_interval_seconds=5.0, identity_ttl_seconds=600.0, config_facts={}).run(stop)
     assert times == [0.0, 5.0, 17.0, 22.0, 27.0]
+
+
+def test_until_every_source_has_answered_the_start_samples_often_but_not_for_long(node, clock):
+    times = []
+
+    class Counted(Source):
+        def read(self):
+            times.append(clock.now)
+            node.kubernetes.error = None if len(times) > after else SourceError("not read yet")
+            if len(times) > after + 3:
+                stop.set()
+            return self.answer
+
+    def run():
+        sources = Sources(nvml=Counted(node.nvml.answer), procfs=node.procfs, kubelet=node.kubelet, kubernetes=node.kubernetes)
+        times.clear()
+        clock.now = 0.0
+        Sampler(sources=sources, clock=clock, rules=Rules(), sample_interval_seconds=5.0, identity_ttl_seconds=600.0, config_facts={}).run(
+            stop
+        )
+
+    after, stop = 2, threading.Event()
+    run()
+    assert times == [0.0, 0.25, 0.5, 5.5, 10.5, 15.5]
+    after, stop = 30, threading.Event()
+    run()
+    assert times[:3] == [0.0, 0.25, 0.5]
+    assert [time for time in times if time >= 5.0][:3] == [5.0, 10.0, 15.0]
+
+
+def test_what_a_scrape_asked_for_is_rendered_before_the_next_report_is_published(sampler, clock):
+    tick(sampler, clock)
+    assert not sampler.exposition.asked()
+    sampler.exposition.render(Format.OPENMETRICS, compressed=True)
+    tick(sampler, clock, 26)
+    assert list(sampler.exposition.asked()) == [(Format.OPENMETRICS, True)]
+    prepared = sampler.exposition._rendered[Format.OPENMETRICS, True]
+    assert sampler.exposition.render(Format.OPENMETRICS, compressed=True) is prepared
+    tick(sampler, clock, 27)
+    assert not sampler.exposition.asked()
+    assert not sampler.exposition._rendered
 
 
 def test_host_files_are_read_of_the_pods_and_processes_that_are_known_and_are_a_source_like_any_other(node, clock):
@@ -335,6 +397,15 @@ def test_what_was_published_never_changes(sampler, clock):
     tick(sampler, clock, 3)
     assert (first.report, first.health) == before
     assert sampler.exposition is not first
+
+
+def test_what_cannot_be_rendered_costs_the_scrape_and_not_the_samples(node, clock):
+    of_node = {"sources": node, "clock": clock, "rules": Rules(), "sample_interval_seconds": 5.0, "identity_ttl_seconds": 600.0}
+    sampler = Sampler(**of_node, config_facts={"a_flag": 5})
+    with pytest.raises(AttributeError):
+        sampler.sample().render(Format.TEXT, compressed=False)
+    tick(sampler, clock, 2)
+    assert sampler.exposition.report.monotonic_seconds == 10.0
 
 
 def test_a_report_that_cannot_be_built_leaves_the_last_one_and_the_health_goes_on(sampler, node, clock):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.breach import Breach, State, Verdict
-from exporter.exposition import Exposition, Format
+from exporter.exposition import Exposition
 from exporter.health import Health
 from exporter.judge import Resource
 from exporter.limits import ContainerLimits, PodLimits
@@ -38,6 +38,7 @@ from exporter.snapshot import (
     PodPhase,
     ProcfsReading,
 )
+from exporter.text_format import Format
 
 GIB = 1 << 30
 GPU = GpuReport(

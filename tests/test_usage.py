@@ -243,3 +243,59 @@ def test_containers_and_unattributed_add_up_to_the_processes(world):
     assert of_containers + sum(usage.unattributed_bytes.values()) == sum(process.memory_used_bytes or 0 for process in processes)
     counted = Counter(use.processes for use in usage.by_owner.values())
     assert sum(number * times for number, times in counted.items()) <= len(processes)
+
+
+# --- what one process does is its own ---
+
+
+def reading(*busy, processes=()):
+    return GpuReading(
+        gpu=Gpu(gpu_uuid="GPU-0"),
+        up=True,
+        processes=tuple(GpuProcess(pid=pid, memory_used_bytes=memory) for pid, memory in processes),
+        busy=tuple(
+            ProcessBusy(pid=pid, sm_seconds=sm, memory_bandwidth_seconds=sm * 10, encoder_seconds=sm * 100, decoder_seconds=sm * 1000)
+            for pid, sm in busy
+        ),
+    )
+
+
+def usage(gpu, present, before=()):
+    """Answer the use of one GPU by the processes that are there, after those that were there before."""
+    procfs = ProcfsReading(own_pid=OWN_PID, processes={each.pid: each for each in present})
+    owners = Owners(PODS, frozenset())
+    previous = build_identities(
+        [each.pid for each in before], ProcfsReading(own_pid=OWN_PID, processes={each.pid: each for each in before}), owners, {}
+    )
+    pids = {process.pid for process in gpu.processes} | {entry.pid for entry in gpu.busy}
+    return build_gpu_usage(gpu, procfs, build_identities(pids, procfs, owners, previous), previous)
+
+
+def test_each_engines_time_is_its_own_and_adds_up_over_a_containers_processes():
+    of_a = [facts(1, (A, MAIN_OF_A)), facts(2, (A, MAIN_OF_A))]
+    assert usage(reading((1, 1.0), (2, 2.0)), of_a).busy_by_owner == {
+        Owner(A, "main", MAIN_OF_A): BusySeconds(sm=3.0, memory_bandwidth=30.0, encoder=300.0, decoder=3000.0)
+    }
+
+
+def test_time_that_is_no_ones_does_not_hide_the_time_of_others():
+    present = [facts(1), facts(2, (A, MAIN_OF_A), start=200), facts(4, (B, MAIN_OF_B))]
+    # 1 is the host's, 2 was another process a moment ago, 3 is gone and was never known.
+    found = usage(reading((1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)), present, before=[facts(2, (B, MAIN_OF_B), start=100)])
+    assert {owner.pod_uid: busy.sm for owner, busy in found.busy_by_owner.items()} == {B: 1.0}
+
+
+def test_a_process_that_has_just_ended_takes_its_last_time_with_it_to_its_container():
+    found = usage(reading((1, 0.5)), [], before=[facts(1, (A, MAIN_OF_A))])
+    assert {owner.pod_uid: busy.sm for owner, busy in found.busy_by_owner.items()} == {A: 0.5}
+
+
+def test_memory_without_an_owner_adds_up_by_reason():
+    found = usage(reading(processes=[(1, 3), (2, 4), (OWN_PID, 5), (9, 6)]), [facts(1), facts(2), facts(OWN_PID)])
+    assert found.unattributed_bytes == {Unattributed.HOST_PROCESS: 7, Unattributed.EXPORTER: 5, Unattributed.PROCESS_GONE: 6}
+    assert found.by_owner == {}
+
+
+def test_a_container_that_has_no_id_yet_is_no_ones_owner():
+    waiting = Pod(uid="uid-w", namespace="team-a", name="waiting", containers=(Container(name="main"),))
+    assert owner(facts(1, ("uid-w", None)), pods=(waiting,)) is Unattributed.UNKNOWN_CONTAINER

@@ -35,6 +35,7 @@ an amount; a *limit* is the tightest claim; a *breach* is use above a limit for 
 | `source` | `nvml`, `procfs`, `kubelet`, `kubernetes`, `hostfiles` |
 | `reason` of `fgpu_gpu_unattributed_memory_bytes` | `host_process`: of no container; `process_gone`: it ended meanwhile; `unknown_container`: of a pod or container not known (yet); `mps_server`; `exporter`; `partly_hidden`: the driver hides another process of the same container |
 | `reason` of `fgpu_dropped_samples_total` | `bad_pid`, `bad_timestamp`, `bad_utilization`, `unknown_pid`: samples that cannot be true; `scrambled_list`: a whole process list that cannot |
+| `reason` of `fgpu_events_dropped_total` | `rate_limited`: too many about one pod; `queue_full`: too many on the node; `forbidden`: may not be written; `gone`: the namespace is; `refused`: not taken; `unreachable`: not taken in all the attempts; `begin_untold`: the end of a breach whose begin was not written |
 | `reason` of `fgpu_hostfiles_unreadable` | `unknown_layout`: a size of no known version; `wrong_magic`, `impossible_value`: torn or hostile; `not_a_file`: a link, pipe, device or folder; `too_many_files`; `not_permitted`; `io_error` |
 """
 
@@ -53,12 +54,16 @@ that cannot be used ends the program with status 2 and one line that says which 
 _API_HEAD = """\
 # The HTTP API
 
-Made from [node.v1.schema.json](node.v1.schema.json) by `make docs`.
+Made from [node.v1.schema.json](node.v1.schema.json) , [history.v1.schema.json](history.v1.schema.json) and [explain.v1.schema.json](explain.v1.schema.json) by
+`make docs`.
 
 | path | what it answers |
 |---|---|
 | `/metrics` | the metrics, as text or OpenMetrics: [metrics.md](metrics.md) |
+| `/` | the same report as a page for people: [node-page.md](node-page.md) |
 | `/api/v1/node` | the same report as JSON: below |
+| `/api/v1/history` | the last 15 minutes of memory and utilization as JSON: [below](#apiv1history) |
+| `/api/v1/explain?pod=NAMESPACE/POD`, `/api/v1/explain?gpu=UUID` | why the report says what it says of a pod or a GPU: [below](#apiv1explain) |
 | `/healthz`, `/readyz` | 200 while samples come; 200 once every source has answered |
 
 ## /api/v1/node
@@ -75,15 +80,48 @@ Within `v1` a key keeps its meaning and its place; new ones may come, so a reade
 them where you show them. The answer must not be kept (`Cache-Control: no-store`) and is gzipped on request.
 """
 
+_HISTORY_HEAD = """
+## /api/v1/history
+
+60 points 15 seconds apart (further where the sample interval is above 10 s) for each GPU and each pod on it. A point is the last sample of its step, no mean: what came and went within a step is not
+there. A gap in the samples is `null`s in the lists, the newest ones when samples stop coming. It is kept in memory, so it is short after a restart; for a
+longer past ask a Prometheus.
+"""
+
+_EXPLAIN_HEAD = """
+## /api/v1/explain
+
+```sh
+curl -s 'http://localhost:9844/api/v1/explain?pod=team-a/train' | jq -r .summary
+```
+
+`fgpu-exporter explain` prints the same for people: [explain.md](explain.md). A pod's name alone is enough where it is the only one. Errors are an object
+with one sentence, `{"error": "..."}`: 400 for a question that names neither a pod nor a GPU, 404 for one that is not here (with the names nearest to it),
+503 while there is no report that can be believed.
+"""
+
 
 def render_api() -> str:
     """Answer docs/api.md."""
-    schema = json.loads((DOCS / "node.v1.schema.json").read_text())
-    parts = [_API_HEAD]
-    for name, entity in {"the answer": schema, **schema["$defs"]}.items():
-        parts.append(f"\n### {name.replace('_', ' ')}\n\n{entity['description']}\n\n| key | type | meaning |\n|---|---|---|\n")
+    return "".join(
+        [
+            _API_HEAD,
+            *_entities("node", "the answer"),
+            _HISTORY_HEAD,
+            *_entities("history", "the past"),
+            _EXPLAIN_HEAD,
+            *_entities("explain", "the explanation"),
+        ]
+    )
+
+
+def _entities(name: str, title: str) -> list[str]:
+    schema = json.loads((DOCS / f"{name}.v1.schema.json").read_text())
+    parts = []
+    for heading, entity in {title: schema, **schema["$defs"]}.items():
+        parts.append(f"\n### {heading.replace('_', ' ')}\n\n{entity['description']}\n\n| key | type | meaning |\n|---|---|---|\n")
         parts += [f"| `{key}` | {' or '.join(_types(value))} | {value['description']} |\n" for key, value in entity["properties"].items()]
-    return "".join(parts)
+    return parts
 
 
 def _types(value: Mapping[str, Any]) -> Iterator[str]:
@@ -93,8 +131,9 @@ def _types(value: Mapping[str, Any]) -> Iterator[str]:
         return
     given = value["type"]
     for each in [given] if isinstance(given, str) else given:
-        inner = value.get("items", {}).get("$ref") if each == "array" else None
-        yield f"array of [{inner.rpartition('/')[2].replace('_', ' ')}](#{inner.rpartition('/')[2].replace('_', '-')})" if inner else each
+        inner = value.get("items", {}).get("$ref") if each == "array" else value.get("$ref") if each == "object" else None
+        link = f"[{inner.rpartition('/')[2].replace('_', ' ')}](#{inner.rpartition('/')[2].replace('_', '-')})" if inner else ""
+        yield f"array of {link}" if inner and each == "array" else link or each
 
 
 def render_metrics() -> str:

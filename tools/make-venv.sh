@@ -1,8 +1,10 @@
 #!/bin/sh
-# Makes the virtual environment: make-venv.sh PYTHON FOLDER. On Debian the venv module is a package of its own.
+# Makes the virtual environment, or adds to it: make-venv.sh PYTHON FOLDER WHAT, where WHAT is `.` or `.[dev]`. On Debian the venv module is
+# a package of its own.
 set -eu
 python=$1
 venv=$2
+what=$3
 
 if ! command -v "$python" >/dev/null 2>&1; then
     echo "make: $python is not there; install Python 3.11 or newer" >&2
@@ -20,9 +22,9 @@ if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
         exit 1
     fi
 fi
-echo "make: making $venv, which takes about a minute" >&2
-"$python" -m venv "$venv"
-if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; then
+echo "make: installing $what into $venv, which takes up to a minute" >&2
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$what"; then
     echo "make: the Python packages could not be installed; is a package index reachable?" >&2
     exit 1
 fi

@@ -6,6 +6,7 @@ wanted=""
 command -v cc >/dev/null 2>&1 || wanted="$wanted gcc libc6-dev"
 command -v prometheus >/dev/null 2>&1 || wanted="$wanted prometheus"
 command -v prometheus-alertmanager >/dev/null 2>&1 || wanted="$wanted prometheus-alertmanager"
+command -v chromium >/dev/null 2>&1 || wanted="$wanted chromium"
 [ -n "$wanted" ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then

@@ -6,11 +6,11 @@ gave it that GPU.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from exporter.claims.aliyun import SYSTEM as ALIYUN
-from exporter.claims.claim import Allocation, Answer, Claim, Node, System
+from exporter.claims.claim import Allocation, Answer, Claim, Node, Resolver, System
 from exporter.claims.container_env import NAME as CONTAINER_ENV
 from exporter.claims.container_env import resolve as resolve_container_env
 from exporter.claims.dra import SYSTEM as DRA
@@ -23,7 +23,7 @@ from exporter.claims.kai_nvfractions import SYSTEM as KAI_NVFRACTIONS
 from exporter.claims.koordinator import SYSTEM as KOORDINATOR
 from exporter.claims.mig import SYSTEM as MIG
 from exporter.claims.mps import SYSTEM as MPS
-from exporter.claims.pins import Pins, resolve_pinned
+from exporter.claims.pins import Pin, Pins, resolve_pinned
 from exporter.claims.time_slicing import SYSTEM as TIME_SLICING
 from exporter.claims.volcano import SYSTEM as VOLCANO
 from exporter.claims.whole_gpu import SYSTEM as WHOLE_GPU
@@ -45,6 +45,10 @@ SYSTEMS: tuple[System, ...] = (
     WHOLE_GPU,
 )
 
+# A GPU that the driver does not list may be lost, or listed later; no node has more GPUs than this. Each costs memory and time for each pod
+# that names it, and a pod's author can invent as many as fit into an annotation.
+_MOST_UNLISTED_GPUS = 16
+
 _NO_LIMITS: Mapping[tuple[str, str], int] = {}
 
 
@@ -63,11 +67,6 @@ class Grant:
     """A contract cannot be read and never could: what an edit made of a readable one is an error and leaves nothing unknown."""
     plumbing: bool = False
     """A part of a sharing system: it holds nothing and is never flagged."""
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether there may be claims that could not be told."""
-        return self.not_placed or self.unreadable
 
 
 class Granter:
@@ -90,7 +89,22 @@ class Granter:
         )
         """UIDs of the pods whose device ids of the kubelet are believed from now on."""
         others_view = replace(node, allocations=kubelet_placed)
-        self._resolvers = [(system, system.resolver(others_view)) for system in systems]
+        self._resolvers = [
+            (system, self._bounded(system.resolver(others_view)) if system.author_writable else system.resolver(others_view))
+            for system in systems
+        ]
+
+    def _bounded(self, resolver: Resolver) -> Resolver:
+        """Answer the resolver without answers that name more GPUs than a node has, none of which the driver knows."""
+
+        def resolve(pod: Pod) -> Answer:
+            answer = resolver(pod)
+            unlisted = {allocation.gpu_uuid for allocation in _allocations([answer])} - self._gpus.keys()
+            if len(unlisted) <= _MOST_UNLISTED_GPUS:
+                return answer
+            return Answer(errors=(f"names {len(unlisted)} GPUs that the driver does not list; up to {_MOST_UNLISTED_GPUS} are believed",))
+
+        return resolve
 
     def grant(
         self,
@@ -107,25 +121,27 @@ class Granter:
         if pod.ended:
             return Grant(), {}
         answers: dict[str, Answer] = {}
-        kept: dict[str, Pod] = {}
+        kept: dict[str, Pin] = {}
         for system, resolver in self._resolvers:
             if not system.author_writable:
                 answers[system.name] = resolver(pod)
                 continue
-            answers[system.name], pinned = resolve_pinned(resolver, pod, pins.get(system.name), self._gpus)
-            if pinned is not None:
-                kept[system.name] = pinned
+            answers[system.name], pin = resolve_pinned(resolver, pod, pins.get(system.name), self._gpus)
+            if pin is not None:
+                kept[system.name] = pin
         if any(answer.plumbing for answer in answers.values()):
             return Grant(plumbing=True), {}
 
-        allocations = {allocation for answer in answers.values() for allocation in answer.allocations}
-        allocations |= {Allocation(claim.container, claim.gpu_uuid) for answer in answers.values() for claim in answer.claims}
+        allocations = _allocations(answers.values())
         gpus_by_container = _gpus_by_container(allocations, gpus_used_by_container)
-        answers[CONTAINER_ENV], pinned = resolve_pinned(
-            lambda pod: resolve_container_env(pod, gpus_by_container), pod, pins.get(CONTAINER_ENV), self._gpus
+        not_by_author = _allocations(answers[system.name] for system, _ in self._resolvers if not system.author_writable)
+        pin = pins.get(CONTAINER_ENV)
+        numbered = _numbered(pin, gpus_by_container, _gpus_by_container(not_by_author, {}))
+        answers[CONTAINER_ENV], pin = resolve_pinned(
+            lambda pod: resolve_container_env(pod, gpus_by_container, numbered), pod, pin, self._gpus
         )
-        if pinned is not None:
-            kept[CONTAINER_ENV] = pinned
+        if pin is not None:
+            kept[CONTAINER_ENV] = replace(pin, gpus_by_container=numbered)
         claims = tuple(claim for answer in answers.values() for claim in answer.claims)
         return (
             Grant(
@@ -141,6 +157,21 @@ class Granter:
 
 def _has_devices(allocation: PodAllocation | None) -> bool:
     return allocation is not None and any(container.devices or container.dynamic_devices for container in allocation.containers)
+
+
+def _allocations(answers: Iterable[Answer]) -> set[Allocation]:
+    """Answer every GPU that these answers give; a claim is an allocation too."""
+    answers = tuple(answers)
+    allocations = {allocation for answer in answers for allocation in answer.allocations}
+    return allocations | {Allocation(claim.container, claim.gpu_uuid) for answer in answers for claim in answer.claims}
+
+
+def _numbered(
+    pin: Pin | None, gpus_by_container: Mapping[str, frozenset[str]], not_by_author: Mapping[str, frozenset[str]]
+) -> dict[str, frozenset[str]]:
+    """Answer the GPUs among which limits by a device's number count: the first ones, and those that came by no word of the author."""
+    first = {**gpus_by_container, **(pin.gpus_by_container if pin else {})}
+    return {container: uuids | not_by_author.get(container, frozenset()) for container, uuids in first.items()}
 
 
 def _gpus_by_container(allocations: set[Allocation], used: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:

@@ -8,7 +8,7 @@ https://github.com/AliyunContainerService/gpushare-scheduler-extender
 
 from collections import defaultdict
 
-from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Node, Resolver, Scope, System
+from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Derivation, Node, Phrase, Resolver, Scope, System
 from exporter.claims.device_tuples import asks_for
 from exporter.claims.quantity import MAX_BYTES, parse_keyed, parse_quantity, parse_unsigned, shown
 from exporter.snapshot import Container, Gpu, Pod
@@ -58,7 +58,8 @@ def resolver(node: Node) -> Resolver:
 
 
 def _claim(container: Container, gpu: Gpu, unit_bytes: int) -> Claim:
-    memory_bytes = parse_keyed(RESOURCE, container.resource_limits[RESOURCE], parse_quantity) * unit_bytes
+    units = parse_keyed(RESOURCE, container.resource_limits[RESOURCE], parse_quantity)
+    memory_bytes = units * unit_bytes
     if memory_bytes > MAX_BYTES:
         raise ValueError(f"{RESOURCE}: {shown(container.resource_limits[RESOURCE])} is no amount of memory")
     return Claim(
@@ -68,6 +69,16 @@ def _claim(container: Container, gpu: Gpu, unit_bytes: int) -> Claim:
         scope=Scope.CONTAINER,
         memory_bytes=memory_bytes,
         enforced=False,
+        derivation=Derivation(
+            contract=Phrase(
+                f"limit {RESOURCE} of the container: {{}}, on the GPU of minor number {{}} by annotation {INDEX}",
+                (container.resource_limits[RESOURCE], str(gpu.minor)),
+            ),
+            memory=Phrase(
+                f"{{}} x {{}} MiB (a unit is 1 MiB where a GPU has more than {_MOST_GIB_UNITS} of them, else 1 GiB)",
+                (units, unit_bytes // MIB),
+            ),
+        ),
     )
 
 

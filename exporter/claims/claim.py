@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from exporter.claims.quantity import shown
 from exporter.snapshot import Devices, Gpu, NodeFacts, Pod, PodAllocation, ResourceClaim, SliceDevice
 
 MIB = 1 << 20
+
+_OPERAND_CHARACTERS = 80
 
 
 class Scope(StrEnum):
@@ -20,6 +23,39 @@ class Scope(StrEnum):
     POD = "pod"
     CONTAINER = "container"
     PROCESS = "process"
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A piece of a sentence, put together when someone reads it: most claims are never explained."""
+
+    template: str
+    """As `str.format` reads it. Constant: what stands in a pod goes into the operands."""
+    operands: tuple[str | float, ...] = ()
+    """Numbers, and texts, which are quoted and cut: authors of pods write them."""
+
+    def __str__(self) -> str:
+        return self.template.format(
+            *(shown(each, _OPERAND_CHARACTERS) if isinstance(each, str) else _number(each) for each in self.operands)
+        )
+
+
+def _number(value: float) -> str:
+    return repr(value).removesuffix(".0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derivation:
+    """What a claim was read from and how its amounts follow, written where they are computed.
+
+    A phrase of an amount begins with the arithmetic, and a remark follows in parentheses. Where the amount cannot be known it says why.
+    """
+
+    contract: Phrase
+    memory: Phrase | None = None
+    """None: the system says nothing of memory."""
+    compute: Phrase | None = None
+    """None: the system says nothing of compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +78,8 @@ class Claim:
     """The contract says in so many words that compute is not limited (HAMi cores 0 or 100)."""
     supersedes: frozenset[str] = frozenset()
     """Systems whose memory claim on the same container and GPU this one replaces in the limit; both stay visible."""
+    derivation: Derivation | None = field(default=None, compare=False, repr=False)
+    """Equal claims may have been read from different places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +89,8 @@ class Allocation:
     container: str
     """The container's name; empty where the whole pod was handed the GPU."""
     gpu_uuid: str
+    derivation: Derivation | None = field(default=None, compare=False, repr=False)
+    """Of an allocation without a claim: what it was read from, and why no amount goes with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from exporter.claims.claim import Node
+from exporter.claims.claim import Node, Phrase
 from exporter.claims.quantity import parse_unsigned
 from exporter.snapshot import Container, Devices, Gpu, Pod
 
@@ -44,6 +44,10 @@ class Held:
     """Distinct ids of shares; 0 where it holds the whole of it."""
     is_gke: bool = False
     """Whether GKE's device plugin handed it out."""
+    device_ids: tuple[str, ...] = ()
+    """As the kubelet lists them."""
+    shares_are_listed: bool = False
+    """Whether the kubelet lists the shares that the GPU is cut into; else a label of the node tells how many there are."""
 
 
 class DeviceIds:
@@ -84,13 +88,14 @@ class DeviceIds:
                 yield from self._held(container, by_container[container.name])
 
     def _held(self, container: Container, devices: tuple[Devices, ...]) -> Iterator[Held]:
-        shares: dict[Device, int] = defaultdict(int)
+        ids: dict[Device, list[str]] = defaultdict(list)
         for device_id in sorted({device_id for entry in devices for device_id in entry.device_ids}):
             device = self.parse(device_id)
             if device is not None:
-                shares[device] += device.is_share
-        for device, count in shares.items():
-            yield Held(container, device.gpu, count, device.is_gke)
+                ids[device].append(device_id)
+        for device, named in ids.items():
+            shares = len(named) if device.is_share else 0
+            yield Held(container, device.gpu, shares, device.is_gke, tuple(named), device.gpu.gpu_uuid in self._shares)
 
     def shares_listed(self, gpu: Gpu) -> int | None:
         """Answer into how many shares the kubelet says that the GPU is cut; None where it lists none."""
@@ -116,6 +121,14 @@ class DeviceIds:
                 if device is not None and device.is_share:
                     ids[device.gpu.gpu_uuid].add(device_id)
         return {uuid: len(distinct) for uuid, distinct in ids.items()}
+
+
+def held_phrase(held: Held) -> Phrase:
+    """Answer the contract of a GPU that the kubelet handed out."""
+    first, more = held.device_ids[0], len(held.device_ids) - 1
+    if more:
+        return Phrase("the kubelet's device id {} and {} more of this GPU", (first, more))
+    return Phrase("the kubelet's device id {}", (first,))
 
 
 def parse_shares_label(node: Node, label: str) -> int | None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from exporter.claims.claim import MIB, Claim, Scope
+from exporter.claims.claim import MIB, Claim, Derivation, Phrase, Scope
 from exporter.claims.hami_core import is_switched_off
 from exporter.claims.quantity import MAX_BYTES, parse_keyed, parse_quantity, parse_unsigned, shown
 from exporter.snapshot import Container
@@ -58,18 +58,19 @@ def _parse_device(text: str) -> DeviceTuple:
     return DeviceTuple(gpu_uuid, memory_mib, parse_keyed("cores", fields[3], parse_unsigned))
 
 
-def device_claims(system: str, container: Container, devices: Iterable[DeviceTuple]) -> tuple[Claim, ...]:
+def device_claims(system: str, key: str, container: Container, devices: Iterable[DeviceTuple]) -> tuple[Claim, ...]:
     """Answer the claims that its tuples make for a container, one for each GPU: several slices of one GPU add up.
 
+    `key` is the annotation in which they stand.
     To HAMi-core, which enforces them, 0 MiB is no limit of memory, and 0 percent or the whole GPU is none of compute.
     """
     by_gpu: dict[str, list[DeviceTuple]] = defaultdict(list)
     for device in devices:
         by_gpu[device.gpu_uuid].append(device)
-    return tuple(_claim(system, container, gpu_uuid, of_gpu) for gpu_uuid, of_gpu in by_gpu.items())
+    return tuple(_claim(system, key, container, gpu_uuid, of_gpu) for gpu_uuid, of_gpu in by_gpu.items())
 
 
-def _claim(system: str, container: Container, gpu_uuid: str, devices: list[DeviceTuple]) -> Claim:
+def _claim(system: str, key: str, container: Container, gpu_uuid: str, devices: list[DeviceTuple]) -> Claim:
     unlimited = not all(0 < device.core_percent < _WHOLE_PERCENT for device in devices)
     memory_is_limited = all(device.memory_mib > 0 for device in devices)
     return Claim(
@@ -82,6 +83,25 @@ def _claim(system: str, container: Container, gpu_uuid: str, devices: list[Devic
         enforced=not is_switched_off(container),
         shares=len(devices),
         compute_unlimited=unlimited,
+        derivation=_explain(key, container, gpu_uuid, devices, memory_is_limited=memory_is_limited, unlimited=unlimited),
+    )
+
+
+def _explain(
+    key: str, container: Container, gpu_uuid: str, devices: list[DeviceTuple], *, memory_is_limited: bool, unlimited: bool
+) -> Derivation:
+    memory = " + ".join(["{} MiB"] * len(devices))
+    percent = " + ".join(["{}"] * len(devices))
+    if len(devices) > 1:
+        percent = f"({percent})"
+    return Derivation(
+        contract=Phrase(f"annotation {key}, entry of container {{}} for GPU {{}}", (container.name, gpu_uuid)),
+        memory=Phrase(f"{memory} (the third field)", tuple(device.memory_mib for device in devices))
+        if memory_is_limited
+        else Phrase("0 MiB is no limit"),
+        compute=Phrase("0 or 100 percent is no limit")
+        if unlimited
+        else Phrase(f"{percent} / 100 (the fourth field, percent)", tuple(device.core_percent for device in devices)),
     )
 
 

@@ -19,8 +19,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from exporter.claims.claim import MIB, NOT_MINE, Allocation, Answer, Claim, Node, Resolver, Scope, System
+from exporter.claims.claim import MIB, NOT_MINE, Allocation, Answer, Claim, Derivation, Node, Phrase, Resolver, Scope, System
 from exporter.claims.quantity import parse_positive_percent, parse_quantity, shown
+from exporter.claims.whole_gpu import whole_memory_phrase
 from exporter.snapshot import ClaimResult, Container, Pod, ResourceClaim, SliceDevice
 
 DRIVER = "gpu.nvidia.com"
@@ -130,7 +131,8 @@ class _Resolver:
                 continue
             try:
                 gpu_uuid = self._gpu_uuid(holding.device)
-                allocations += (Allocation(container.name, gpu_uuid) for container in containers)
+                derivation = Derivation(contract=_contract(holding), memory=self._no_amount(holding))
+                allocations += (Allocation(container.name, gpu_uuid, derivation) for container in containers)
                 claims += self._claims_on(pod, holding, gpu_uuid, containers)
             except ValueError as error:
                 errors.append(f"claim {shown(holding.claim_name)}: {error}")
@@ -196,6 +198,7 @@ class _Resolver:
 
     def _claims_on(self, pod: Pod, holding: Holding, gpu_uuid: str, containers: list[Container]) -> list[Claim]:
         limits = self._mps_limits(holding, gpu_uuid)
+        contract = _contract(holding)
         claims = [
             Claim(
                 system="dra",
@@ -205,6 +208,17 @@ class _Resolver:
                 memory_bytes=limits.memory_bytes,
                 compute_ratio=limits.compute_ratio,
                 enforced=True,
+                derivation=Derivation(
+                    contract=contract,
+                    memory=Phrase("{} bytes (of each process, by the MPS limits in the claim's configuration)", (limits.memory_bytes,))
+                    if limits.memory_bytes is not None
+                    else None,
+                    compute=Phrase(
+                        "{} (of each process's threads, by the MPS limits in the claim's configuration)", (limits.compute_ratio,)
+                    )
+                    if limits.compute_ratio is not None
+                    else None,
+                ),
             )
             for container in containers
             if limits is not None
@@ -216,26 +230,51 @@ class _Resolver:
             memory_bytes = _consumed_memory(result for result in shares if _is_named(pod, containers, holding.claim_name, result))
             if memory_bytes is not None:
                 claims.append(
-                    Claim(system="dra", gpu_uuid=gpu_uuid, container=owner, scope=scope, memory_bytes=memory_bytes, enforced=False)
+                    Claim(
+                        system="dra",
+                        gpu_uuid=gpu_uuid,
+                        container=owner,
+                        scope=scope,
+                        memory_bytes=memory_bytes,
+                        enforced=False,
+                        derivation=Derivation(
+                            contract=contract,
+                            memory=Phrase("{} bytes (the capacity of the device that the claim consumes)", (memory_bytes,)),
+                        ),
+                    )
                 )
         elif len(self._claims_of_device[holding.device]) == 1:
             gpu = self._node.gpus.get(gpu_uuid)
+            total = gpu.memory_total_bytes if gpu else None
             claims.append(
                 Claim(
                     system="dra",
                     gpu_uuid=gpu_uuid,
                     container=owner,
                     scope=scope,
-                    memory_bytes=gpu.memory_total_bytes if gpu else None,
+                    memory_bytes=total,
                     compute_ratio=1.0 if limits is None else None,
                     enforced=True,
+                    derivation=Derivation(
+                        contract=contract,
+                        memory=whole_memory_phrase(total),
+                        compute=Phrase("1 (the only consumer has the device to itself)") if limits is None else None,
+                    ),
                 )
             )
         return claims
 
+    def _no_amount(self, holding: Holding) -> Phrase | None:
+        consumers = len(self._consumers[holding.claim])
+        return Phrase("{} pods share this claim, and nothing says how much each may have", (consumers,)) if consumers > 1 else None
+
     def _mps_limits(self, holding: Holding, gpu_uuid: str) -> MpsLimits | None:
         claim, results = self._claims.get(holding.claim), self._results_of(holding)
         return _parse_mps_limits(claim, results[0], gpu_uuid) if claim is not None and results else None
+
+
+def _contract(holding: Holding) -> Phrase:
+    return Phrase("ResourceClaim {}, which was allocated device {}", (holding.claim_name, holding.device.device_name))
 
 
 def _main_request(request: str) -> str:

@@ -6,10 +6,10 @@ lists, else the label `cloud.google.com/gke-max-shared-clients-per-gpu`. Plain i
 https://cloud.google.com/kubernetes-engine/docs/concepts/timesharing-gpus
 """
 
-from exporter.claims.claim import NOT_MINE, Allocation, Answer, Node, Resolver, System
+from exporter.claims.claim import NOT_MINE, Answer, Node, Resolver, System
 from exporter.claims.device_ids import DeviceIds, parse_shares_label
 from exporter.claims.mps import resolve_clients
-from exporter.claims.time_slicing import share_claim
+from exporter.claims.time_slicing import resolve_shares
 from exporter.snapshot import Pod
 
 STRATEGY_LABEL = "cloud.google.com/gke-gpu-sharing-strategy"
@@ -30,12 +30,7 @@ def resolver(node: Node) -> Resolver:
         if is_mps:
             # Its plugin sets the limits in each container's environment, by the shares that it holds.
             return resolve_clients("gke", pod, numbered, cap_grows=True)
-        # Without the node's labels these may as well be shares under MPS: no amount then.
-        told = numbered if node.facts is not None else ()
-        return Answer(
-            claims=tuple(claim for held, of_gpu in told if (claim := share_claim("gke", held, of_gpu))),
-            allocations=tuple(Allocation(held.container.name, held.gpu.gpu_uuid) for held in shares),
-        )
+        return resolve_shares("gke", node, numbered)
 
     return resolve
 

@@ -61,7 +61,7 @@ def resolve(pod: Pod) -> Answer:
             claim
             for number, container in owners.items()
             if container.holds_claims
-            for claim in device_claims("hami", container, _on_mig_devices(number, segments[number], mig_uuids))
+            for claim in device_claims("hami", key, container, _on_mig_devices(number, segments[number], mig_uuids))
         )
     )
 

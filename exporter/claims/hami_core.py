@@ -14,7 +14,7 @@ write there: so that limit may tighten what contracts say and never loosens it, 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Node, Resolver, Scope, System
+from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Derivation, Node, Phrase, Resolver, Scope, System
 from exporter.claims.environment import variable_of
 from exporter.claims.kai import (
     Groups,
@@ -23,6 +23,7 @@ from exporter.claims.kai import (
     has_nvfractions,
     label_mib,
     parse_request,
+    request_phrase,
     scheduler_mib,
     wants_fraction,
 )
@@ -52,6 +53,7 @@ def resolver(node: Node) -> Resolver:
         if not container.holds_claims or not _is_limited(container) or label is None or share is None:
             return NOT_MINE
         portion = float(f"{share:.2f}")
+        asked = request_phrase(pod)
         enforced = is_enforced(container)
         return Answer(
             claims=tuple(
@@ -63,6 +65,10 @@ def resolver(node: Node) -> Resolver:
                     memory_bytes=int(label * portion) * MIB,
                     enforced=enforced,
                     supersedes=frozenset({"kai"}) if enforced else frozenset(),
+                    derivation=Derivation(
+                        contract=Phrase(f"variable {VARIABLE} from KAI's ConfigMap, by {asked.template}", asked.operands),
+                        memory=Phrase("floor({} x {}) MiB (the node's label in MiB, and the share in two decimals)", (label, portion)),
+                    ),
                 )
                 for gpu_uuid in dict.fromkeys(gpu_uuids)
             )
@@ -85,14 +91,26 @@ def with_region_limits(
         told = [claim for claim in claims if claim.container == name and claim.gpu_uuid == gpu_uuid and claim.scope is Scope.CONTAINER]
         if own := next((claim for claim in told if claim.system == NAME), None):
             if own.memory_bytes is None or limit_bytes < own.memory_bytes:
-                claims = tuple(replace(own, memory_bytes=limit_bytes) if claim is own else claim for claim in claims)
+                tightened = replace(own, memory_bytes=limit_bytes, derivation=_region_derivation(limit_bytes))
+                claims = tuple(tightened if claim is own else claim for claim in claims)
         elif all(claim.memory_bytes is None or limit_bytes < claim.memory_bytes for claim in told):
             enforced = not is_switched_off(containers[name])
             region = Claim(
-                system=NAME, gpu_uuid=gpu_uuid, container=name, scope=Scope.CONTAINER, memory_bytes=limit_bytes, enforced=enforced
+                system=NAME,
+                gpu_uuid=gpu_uuid,
+                container=name,
+                scope=Scope.CONTAINER,
+                memory_bytes=limit_bytes,
+                enforced=enforced,
+                derivation=_region_derivation(limit_bytes),
             )
             claims = (*claims, region)
     return claims
+
+
+def _region_derivation(limit_bytes: int) -> Derivation:
+    contract = Phrase("the region that HAMi-core keeps for the container, which may tighten what contracts say and never loosens it")
+    return Derivation(contract=contract, memory=Phrase("{} bytes (the limit that the library works with)", (limit_bytes,)))
 
 
 def _is_limited(container: Container) -> bool:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Node, Resolver, Scope, System
+from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Derivation, Node, Phrase, Resolver, Scope, System
 from exporter.claims.quantity import MAX_BYTES, parse_fraction, parse_keyed, parse_unsigned, shown
 from exporter.snapshot import Container, ContainerKind, Pod
 
@@ -29,6 +29,7 @@ _UUID_ANNOTATION = "run.ai/reserve_for_gpu_index"
 _QUEUE_LABELS = ("kai.scheduler/queue", "runai/queue")
 _COUNT_RESOURCE = "nvidia.com/gpu"
 _FIRST_VALUE_IN_BYTES = 1 << 20
+_FLOORED = f"in MiB; the node label {MEMORY_LABEL} is {{}}, floored to a multiple of 100, and the product is taken in float64"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,7 +72,7 @@ class Groups:
 
         A group with reservation pods of different GPUs is an error and places nothing; the pod's other groups stay.
         """
-        uuids = {group: self._uuids.get(group, set()) for group in _groups_of(pod)}
+        uuids = {group: self._uuids.get(group, set()) for group in groups_of(pod)}
         ambiguous = sorted(group for group, of_group in uuids.items() if len(of_group) > 1)
         error = f"group {shown(ambiguous[0])} has reservation pods of different GPUs" if ambiguous else None
         if not all(uuids.values()):
@@ -79,7 +80,8 @@ class Groups:
         return Placement(tuple(sorted(uuid for group, of_group in uuids.items() if group not in ambiguous for uuid in of_group)), error)
 
 
-def _groups_of(pod: Pod) -> frozenset[str]:
+def groups_of(pod: Pod) -> frozenset[str]:
+    """Answer the GPU groups that the pod's labels name."""
     prefix = f"{GROUP_LABEL}/"
     return frozenset(value for key, value in pod.labels.items() if (key == GROUP_LABEL or key.startswith(prefix)) and value)
 
@@ -190,7 +192,7 @@ def resolver(node: Node) -> Resolver:
         placement = groups.placement(pod)
         devices = Counter(placement.gpu_uuids)
         return Answer(
-            claims=tuple(_claim(node, container, request, uuid, count) for uuid, count in devices.items()),
+            claims=tuple(_claim(node, pod, container, request, uuid, count) for uuid, count in devices.items()),
             errors=(placement.error,) if placement.error else (),
             not_placed=not devices and not placement.error,
         )
@@ -198,11 +200,12 @@ def resolver(node: Node) -> Resolver:
     return resolve
 
 
-def _claim(node: Node, container: Container, request: Request, gpu_uuid: str, devices: int) -> Claim:
+def _claim(node: Node, pod: Pod, container: Container, request: Request, gpu_uuid: str, devices: int) -> Claim:
     """Answer the claim on one GPU; two groups of one pod may stand for the same GPU, and each is a device to KAI."""
     scheduler_memory_mib = scheduler_mib(node)
     compute_ratio = compute_share(request, scheduler_memory_mib)
-    memory_bytes = _memory_bytes(node, request, scheduler_memory_mib, gpu_uuid)
+    memory_bytes, of_memory = _memory_bytes(node, request, scheduler_memory_mib, gpu_uuid)
+    of_compute = _explain_compute(node, request, scheduler_memory_mib)
     return Claim(
         system="kai",
         gpu_uuid=gpu_uuid,
@@ -212,19 +215,55 @@ def _claim(node: Node, container: Container, request: Request, gpu_uuid: str, de
         compute_ratio=None if compute_ratio is None else compute_ratio * devices,
         enforced=False,
         shares=devices,
+        derivation=Derivation(
+            contract=request_phrase(pod),
+            memory=_on_devices(of_memory, memory_bytes, devices),
+            compute=_on_devices(of_compute, compute_ratio, devices),
+        ),
     )
 
 
-def _memory_bytes(node: Node, request: Request, scheduler_memory_mib: int | None, gpu_uuid: str) -> int | None:
+def request_phrase(pod: Pod) -> Phrase:
+    """Answer what the pod asks for, and by which labels it was placed."""
+    key = FRACTION if FRACTION in pod.annotations else MEMORY
+    groups = ", ".join(sorted(groups_of(pod)))
+    return Phrase(f"annotation {key}: {{}}, on the GPU that the reservation pod of group {{}} tells", (pod.annotations[key], groups))
+
+
+def _on_devices(phrase: Phrase, amount: float | None, devices: int) -> Phrase:
+    if amount is None or devices == 1:
+        return phrase
+    arithmetic, remark, rest = phrase.template.partition(" (")
+    return Phrase(f"{arithmetic} x {devices}{remark}{rest}", phrase.operands)
+
+
+def _explain_compute(node: Node, request: Request, scheduler_memory_mib: int | None) -> Phrase:
+    if request.fraction is not None:
+        return Phrase("{} (of each device)", (request.fraction,))
+    if request.memory_mib is None or scheduler_memory_mib is None:
+        return Phrase(f"not known, because it follows from the node label {MEMORY_LABEL}, which tells no amount")
+    return Phrase(f"ceil({{}} / {{}} x 100) / 100 ({_FLOORED})", (request.memory_mib, scheduler_memory_mib, node.labels[MEMORY_LABEL]))
+
+
+def _memory_bytes(node: Node, request: Request, scheduler_memory_mib: int | None, gpu_uuid: str) -> tuple[int | None, Phrase]:
     if request.memory_mib is not None:
-        return request.memory_mib * MIB
+        return request.memory_mib * MIB, Phrase("{} MiB (of each device)", (request.memory_mib,))
     if request.fraction is None or node.facts is None:
-        return None  # Only a Node object without the label says that the scheduler had none; one never read says nothing.
+        # Only a Node object without the label says that the scheduler had none; one never read says nothing.
+        return None, Phrase(f"not known, because it follows from the node label {MEMORY_LABEL}, and the Node object was never read")
     if scheduler_memory_mib is not None:
         # The product is taken in float64 and cut off, as the scheduler does: 0.57 of 81500 is 46454 and not 46455.
-        return int(request.fraction * scheduler_memory_mib) * MIB
+        memory_bytes = int(request.fraction * scheduler_memory_mib) * MIB
+        return memory_bytes, Phrase(
+            f"floor({{}} x {{}}) MiB ({_FLOORED})", (request.fraction, scheduler_memory_mib, node.labels[MEMORY_LABEL])
+        )
     total = node.gpus[gpu_uuid].memory_total_bytes if gpu_uuid in node.gpus else None
-    return None if total is None else int(request.fraction * total) // MIB * MIB
+    if total is None:
+        return None, Phrase("not known, because the driver does not tell the GPU's memory, and the node has no label for it")
+    rule = Phrase(
+        "floor({} x {}) MiB (of the GPU's memory as the driver tells it: the node has no label for it)", (request.fraction, total / MIB)
+    )
+    return int(request.fraction * total) // MIB * MIB, rule
 
 
 SYSTEM = System(name="kai", resolver=resolver, author_writable=True)

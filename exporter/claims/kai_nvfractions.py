@@ -8,7 +8,7 @@ https://github.com/kai-scheduler/KAI-Scheduler (docs/gpu-sharing)
 
 import re
 
-from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Node, Resolver, Scope, System
+from exporter.claims.claim import MIB, NOT_MINE, Answer, Claim, Derivation, Node, Phrase, Resolver, Scope, System
 from exporter.claims.kai import NVFRACTIONS_PREFIX, Groups, Placement, requesting_containers
 from exporter.claims.quantity import MAX_BYTES, parse_keyed, parse_quantity, parse_share, shown
 from exporter.snapshot import ContainerKind, Pod
@@ -44,7 +44,7 @@ def _resolve_container(pod: Pod, name: str, groups: Groups) -> Answer:
     if not container.holds_claims:
         return NOT_MINE
     try:
-        memory_bytes = _memory_bytes(pod, prefix)
+        memory_bytes, of_memory = _memory_bytes(pod, prefix)
         portion = pod.annotations.get(prefix + _PORTION)
         compute_ratio = None if portion is None else parse_keyed(prefix + _PORTION, portion, parse_share)
         gpu_uuids = _parse_devices(prefix + _DEVICES, pod.annotations.get(prefix + _DEVICES, ""))
@@ -60,13 +60,25 @@ def _resolve_container(pod: Pod, name: str, groups: Groups) -> Answer:
             memory_bytes=memory_bytes,
             compute_ratio=compute_ratio,
             enforced=True,
+            derivation=Derivation(
+                contract=_explain_contract(pod, prefix),
+                memory=of_memory,
+                compute=None if compute_ratio is None else Phrase("{}", (compute_ratio,)),
+            ),
         )
         for gpu_uuid in dict.fromkeys(placement.gpu_uuids)
     )
     return Answer(claims=claims, errors=(placement.error,) if placement.error else (), not_placed=not claims and not placement.error)
 
 
-def _memory_bytes(pod: Pod, prefix: str) -> int:
+def _explain_contract(pod: Pod, prefix: str) -> Phrase:
+    """Answer where the amount and the GPU stand."""
+    if devices := pod.annotations.get(prefix + _DEVICES):
+        return Phrase("annotations {}, on the GPUs {}", (f"{prefix}.*", devices))
+    return Phrase("annotations {}, on the GPUs that the reservation pods of the pod's groups tell", (f"{prefix}.*",))
+
+
+def _memory_bytes(pod: Pod, prefix: str) -> tuple[int, Phrase]:
     key = prefix + (_LIMIT if prefix + _LIMIT in pod.annotations else _REQUEST)
     amount = parse_keyed(key, pod.annotations[key], parse_quantity)
     whole_mib = -(-amount // MIB) * MIB
@@ -75,7 +87,7 @@ def _memory_bytes(pod: Pod, prefix: str) -> int:
     request = pod.annotations.get(prefix + _REQUEST)
     if request is not None and parse_keyed(prefix + _REQUEST, request, parse_quantity) > amount:
         raise ValueError(f"{key}: {shown(pod.annotations[key])} is below the request {shown(request)}")
-    return whole_mib
+    return whole_mib, Phrase("ceil({} / 1048576) MiB (annotation {}: {}, rounded up to whole MiB)", (amount, key, pod.annotations[key]))
 
 
 def _parse_devices(key: str, text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from exporter.claims.claim import NOT_MINE, Answer, Claim, Node, Resolver, Scope, System
+from exporter.claims.claim import NOT_MINE, Answer, Claim, Derivation, Node, Phrase, Resolver, Scope, System
 from exporter.claims.quantity import parse_keyed, parse_quantity, parse_unsigned, shown
 from exporter.snapshot import Gpu, Pod
 
@@ -85,6 +85,11 @@ def _parse_gpu(entry: object, by_minor: Mapping[int, Gpu], *, isolated: bool) ->
         memory_bytes=memory_bytes or None,
         compute_ratio=core_percent / 100 if core_percent else None,
         enforced=isolated and ratio_percent is not None and ratio_percent < _WHOLE_PERCENT,
+        derivation=Derivation(
+            contract=Phrase(f"annotation {ALLOCATED}, its entry for this GPU"),
+            memory=Phrase(f"{{}} bytes ({_MEMORY}: {{}})", (memory_bytes, memory or "")) if memory_bytes else None,
+            compute=Phrase(f"{{}} / 100 ({_CORE}, percent)", (core_percent,)) if core_percent else None,
+        ),
     )
 
 

@@ -4,7 +4,7 @@ Memory: what the driver says of the MIG device (a profile's name is rounded). Co
 """
 
 from exporter.claims.claim import NOT_MINE, Answer, Node, Resolver, System
-from exporter.claims.device_ids import DeviceIds
+from exporter.claims.device_ids import DeviceIds, held_phrase
 from exporter.claims.whole_gpu import whole_claim
 from exporter.snapshot import Pod
 
@@ -15,7 +15,7 @@ def resolver(node: Node) -> Resolver:
 
     def resolve(pod: Pod) -> Answer:
         claims = tuple(
-            whole_claim("mig", held.container.name, held.gpu)
+            whole_claim("mig", held.container.name, held.gpu, held_phrase(held))
             for held in ids.held(pod)
             if held.shares == 0 and held.gpu.parent_gpu_uuid is not None
         )

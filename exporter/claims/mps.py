@@ -12,11 +12,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.claims.claim import NOT_MINE, Allocation, Answer, Claim, Node, Resolver, Scope, System
-from exporter.claims.device_ids import DeviceIds, Held, is_mps
+from exporter.claims.claim import NOT_MINE, Allocation, Answer, Claim, Derivation, Node, Phrase, Resolver, Scope, System
+from exporter.claims.device_ids import DeviceIds, Held, held_phrase, is_mps
 from exporter.claims.environment import text_of
 from exporter.claims.quantity import parse_positive_percent, shown
-from exporter.claims.time_slicing import share_bytes
+from exporter.claims.time_slicing import no_share_phrase, share_allocation, share_bytes, share_memory_phrase, told_by
 from exporter.snapshot import Pod
 
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -53,9 +53,12 @@ def resolve_clients(system: str, pod: Pod, shares: Sequence[tuple[Held, int | No
     read is an error, and what the daemon imposes holds all the same.
     """
     claims: list[Claim] = []
+    allocations: list[Allocation] = []
     errors: list[str] = []
     for held, replicas in shares:
-        if replicas is None or held.shares > replicas:
+        unknown = no_share_phrase(held, replicas)
+        allocations.append(share_allocation(held, unknown))
+        if replicas is None or unknown is not None:
             continue
         is_only_gpu = sum(other.container is held.container for other, _ in shares) == 1
         user, unreadable = _user_limits(pod, held, is_only_gpu=is_only_gpu)
@@ -63,7 +66,7 @@ def resolve_clients(system: str, pod: Pod, shares: Sequence[tuple[Held, int | No
         claims += _client_claims(system, held, replicas, user, in_cap=held.shares if cap_grows else 1)
     return Answer(
         claims=tuple(claims),
-        allocations=tuple(Allocation(held.container.name, held.gpu.gpu_uuid) for held, _ in shares),
+        allocations=tuple(allocations),
         errors=tuple(dict.fromkeys(errors)),
     )
 
@@ -80,6 +83,10 @@ def _client_claims(system: str, held: Held, replicas: int, user: _UserLimits, *,
     """Answer the cap of each client process, which stands for `in_cap` shares, and the share of the container."""
     total = held.gpu.memory_total_bytes
     cap = None if total is None else share_bytes(total * in_cap, replicas)
+    times = held.shares // in_cap
+    contract = held_phrase(held)
+    of_cap = share_memory_phrase(held, replicas, in_cap, 1)
+    of_threads = Phrase(f"floor(100 x {{}} / {{}}) / 100 (percent of the threads over its shares, {told_by(held)})", (in_cap, replicas))
     process = Claim(
         system=system,
         gpu_uuid=held.gpu.gpu_uuid,
@@ -89,17 +96,33 @@ def _client_claims(system: str, held: Held, replicas: int, user: _UserLimits, *,
         compute_ratio=min(ratio for ratio in (100 * in_cap // replicas / 100, user.threads_ratio) if ratio is not None),
         enforced=True,
         shares=held.shares,
+        derivation=Derivation(
+            contract=contract,
+            memory=_least(of_cap, cap, user.memory_bytes, "{} bytes", MEMORY_VARIABLE),
+            compute=_least(of_threads, 0.0, user.threads_ratio, "{}", THREADS_VARIABLE),
+        ),
     )
     container = Claim(
         system=system,
         gpu_uuid=held.gpu.gpu_uuid,
         container=held.container.name,
         scope=Scope.CONTAINER,
-        memory_bytes=None if cap is None else cap * (held.shares // in_cap),
+        memory_bytes=None if cap is None else cap * times,
         enforced=False,
         shares=held.shares,
+        derivation=Derivation(contract=contract, memory=share_memory_phrase(held, replicas, in_cap, times)),
     )
     return process, container
+
+
+def _least(of_daemon: Phrase, daemon: float | None, user: float | None, template: str, variable: str) -> Phrase:
+    """Answer how the lower of the daemon's limit and the user's own follows."""
+    if user is None:
+        return of_daemon
+    own = f"(the latter by the container's variable {variable})"
+    if daemon is None:
+        return Phrase(f"{template} (by the container's variable {variable})", (user,))
+    return Phrase(f"min({of_daemon.template.partition(' (')[0]}, {template}) {own}", (*of_daemon.operands, user))
 
 
 def _user_limits(pod: Pod, held: Held, *, is_only_gpu: bool) -> tuple[_UserLimits, list[str]]:

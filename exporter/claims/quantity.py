@@ -31,9 +31,9 @@ _CUDA_PERCENT = re.compile(r"0|[1-9][0-9]?|100")
 _CUDA_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 
-def shown(text: str) -> str:
+def shown(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
     """Answer hostile text as it can stand in a log line or an error: quoted, escaped and cut."""
-    return ascii(text[:_SHOWN_CHARACTERS]) + ("..." if len(text) > _SHOWN_CHARACTERS else "")
+    return ascii(text[:characters]) + ("..." if len(text) > characters else "")
 
 
 def parse_keyed(key: str, text: str, parse: Callable[[str], Number]) -> Number:

@@ -4,8 +4,10 @@ Nothing limits a container here: the claim is its fair share. Memory: floor(tota
 Compute: replicas held / replicas. Where the number of replicas is unknown there is an allocation without an amount.
 """
 
-from exporter.claims.claim import MIB, NOT_MINE, Allocation, Answer, Claim, Node, Resolver, Scope, System
-from exporter.claims.device_ids import DeviceIds, Held, is_mps
+from collections.abc import Iterable
+
+from exporter.claims.claim import MIB, NOT_MINE, Allocation, Answer, Claim, Derivation, Node, Phrase, Resolver, Scope, System
+from exporter.claims.device_ids import DeviceIds, Held, held_phrase, is_mps
 from exporter.snapshot import Pod
 
 
@@ -19,23 +21,63 @@ def resolver(node: Node) -> Resolver:
         shares = [held for held in of_time if held.shares and not held.is_gke]
         if not shares:
             return NOT_MINE
-        # Without the node's labels these may as well be shares under MPS: no amount then.
-        numbered = shares if node.facts is not None else ()
-        return Answer(
-            claims=tuple(claim for held in numbered if (claim := share_claim("time_slicing", held, ids.replicas_of(held.gpu)))),
-            allocations=tuple(Allocation(held.container.name, held.gpu.gpu_uuid) for held in shares),
-        )
+        return resolve_shares("time_slicing", node, ((held, ids.replicas_of(held.gpu)) for held in shares))
 
     return resolve
 
 
-def share_claim(system: str, held: Held, replicas: int | None) -> Claim | None:
-    """Answer the fair share of a container that holds replicas of a GPU; None where their number is unknown.
+def resolve_shares(system: str, node: Node, shares: Iterable[tuple[Held, int | None]]) -> Answer:
+    """Answer the fair shares of containers that hold replicas of GPUs, each with the number of replicas that its GPU is cut into."""
+    claims: list[Claim] = []
+    allocations: list[Allocation] = []
+    for held, replicas in shares:
+        unknown: Phrase | None
+        if node.facts is None:
+            # Without the node's labels these may as well be shares under MPS: no amount then.
+            unknown = Phrase("not known, because the Node object, whose labels tell how the GPU is shared, was never read")
+        elif (unknown := no_share_phrase(held, replicas)) is None and replicas is not None:
+            claims.append(_share_claim(system, held, replicas))
+        allocations.append(share_allocation(held, unknown))
+    return Answer(claims=tuple(claims), allocations=tuple(allocations))
+
+
+def share_allocation(held: Held, unknown: Phrase | None) -> Allocation:
+    """Answer the allocation of a container that holds shares, with why no amount goes with it, if none does."""
+    derivation = Derivation(contract=held_phrase(held), memory=unknown, compute=unknown) if unknown else None
+    return Allocation(held.container.name, held.gpu.gpu_uuid, derivation)
+
+
+def no_share_phrase(held: Held, replicas: int | None) -> Phrase | None:
+    """Answer why no amount follows from the shares that a container holds; None where one does.
 
     A container that holds more than there are held them before the plugin was set up anew: what a share is then cannot be told.
     """
-    if replicas is None or held.shares > replicas:
-        return None
+    if replicas is None:
+        return Phrase("not known, because neither the kubelet nor a label of the node tells into how many shares the GPU is cut")
+    if held.shares > replicas:
+        return Phrase(
+            "not known, because it holds {} shares and the GPU is cut into {}, so it was given them before that", (held.shares, replicas)
+        )
+    return None
+
+
+def share_memory_phrase(held: Held, replicas: int, in_cap: int, times: int) -> Phrase:
+    """Answer how the memory of `times` x `in_cap` shares of a GPU follows."""
+    total_bytes = held.gpu.memory_total_bytes
+    if total_bytes is None:
+        return Phrase("not known, because the driver does not tell the memory of this GPU")
+    remark = f"(the GPU's memory in MiB over its shares, {told_by(held)})"
+    product = " x ".join(["{}"] * (1 + (in_cap > 1)))
+    operands = (total_bytes / MIB, *((in_cap,) if in_cap > 1 else ()), replicas, *((times,) if times > 1 else ()))
+    return Phrase(f"floor({product} / {{}}) MiB{' x {}' if times > 1 else ''} {remark}", operands)
+
+
+def told_by(held: Held) -> str:
+    """Answer who says into how many shares the GPU is cut, as the end of a remark."""
+    return "which the kubelet lists" if held.shares_are_listed else "whose number a label of the node tells"
+
+
+def _share_claim(system: str, held: Held, replicas: int) -> Claim:
     total = held.gpu.memory_total_bytes
     return Claim(
         system=system,
@@ -46,6 +88,11 @@ def share_claim(system: str, held: Held, replicas: int | None) -> Claim | None:
         compute_ratio=held.shares / replicas,
         enforced=False,
         shares=held.shares,
+        derivation=Derivation(
+            contract=held_phrase(held),
+            memory=share_memory_phrase(held, replicas, 1, held.shares),
+            compute=Phrase(f"{{}} / {{}} (shares held of all, {told_by(held)})", (held.shares, replicas)),
+        ),
     )
 
 

@@ -11,7 +11,7 @@ https://github.com/volcano-sh/volcano (docs, GPU virtualization) and https://git
 
 from collections.abc import Mapping
 
-from exporter.claims.claim import MIB, NOT_MINE, Allocation, Answer, Claim, Node, Resolver, Scope, System
+from exporter.claims.claim import MIB, NOT_MINE, Allocation, Answer, Claim, Derivation, Node, Phrase, Resolver, Scope, System
 from exporter.claims.device_tuples import UNBOUND_PHASES, Segment, asks_for, device_claims, parse_segments
 from exporter.claims.quantity import MAX_BYTES, parse_keyed, parse_quantity, parse_unsigned, shown
 from exporter.snapshot import Container, ContainerKind, Gpu, Pod
@@ -56,7 +56,10 @@ def _resolve_vgpu(pod: Pod) -> Answer:
         return Answer(errors=(f"{ALLOCATED}: {error}",))
     return Answer(
         claims=tuple(
-            claim for container, segment in owned if container.holds_claims for claim in device_claims("volcano", container, segment)
+            claim
+            for container, segment in owned
+            if container.holds_claims
+            for claim in device_claims("volcano", ALLOCATED, container, segment)
         )
     )
 
@@ -79,7 +82,8 @@ def _resolve_gpushare(pod: Pod, by_minor: Mapping[int, Gpu]) -> Answer:
     try:
         gpus = _gpushare_gpus(pod.annotations[GPUSHARE_INDEX], by_minor)
         if not sharers:
-            return Answer(allocations=tuple(Allocation("", gpu.gpu_uuid) for gpu in gpus))
+            derivation = Derivation(contract=Phrase(f"annotation {GPUSHARE_INDEX}: {{}}", (pod.annotations[GPUSHARE_INDEX],)))
+            return Answer(allocations=tuple(Allocation("", gpu.gpu_uuid, derivation) for gpu in gpus))
         if len(gpus) > 1:
             raise ValueError(f"{GPUSHARE_INDEX}: several GPUs for one {GPUSHARE_MEMORY}")  # noqa: TRY301 - one error for all
         return Answer(claims=tuple(_gpushare_claim(each, gpus[0]) for each in sharers if each.holds_claims))
@@ -95,7 +99,8 @@ def _gpushare_gpus(text: str, by_minor: Mapping[int, Gpu]) -> list[Gpu]:
 
 
 def _gpushare_claim(container: Container, gpu: Gpu) -> Claim:
-    memory_bytes = parse_keyed(GPUSHARE_MEMORY, container.resource_limits[GPUSHARE_MEMORY], parse_quantity) * MIB
+    memory_mib = parse_keyed(GPUSHARE_MEMORY, container.resource_limits[GPUSHARE_MEMORY], parse_quantity)
+    memory_bytes = memory_mib * MIB
     if memory_bytes > MAX_BYTES:
         raise ValueError(f"{GPUSHARE_MEMORY}: {shown(container.resource_limits[GPUSHARE_MEMORY])} is no amount of memory")
     return Claim(
@@ -105,6 +110,13 @@ def _gpushare_claim(container: Container, gpu: Gpu) -> Claim:
         scope=Scope.CONTAINER,
         memory_bytes=memory_bytes,
         enforced=False,
+        derivation=Derivation(
+            contract=Phrase(
+                f"limit {GPUSHARE_MEMORY} of the container: {{}}, on the GPU of minor number {{}} by annotation {GPUSHARE_INDEX}",
+                (container.resource_limits[GPUSHARE_MEMORY], str(gpu.minor)),
+            ),
+            memory=Phrase("{} MiB (a unit is 1 MiB, the device plugin's default)", (memory_mib,)),
+        ),
     )
 
 

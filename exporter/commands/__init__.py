@@ -6,7 +6,11 @@ None of them reads a GPU. They ask a running exporter, or a Prometheus that scra
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-COMMANDS: Mapping[str, str] = {}
+COMMANDS: Mapping[str, str] = {
+    "advise": "exporter.commands.advise",
+    "explain": "exporter.commands.explain",
+    "top": "exporter.commands.top",
+}
 """Command -> the module that is its `main`. Modules are loaded when they are asked for: the daemon pays for none of them."""
 
 

@@ -1,5 +1,7 @@
 """The Kubernetes API of a simulated node: an HTTP server on loopback that answers list, get and watch as an API server does.
 
+Events are the one thing that can be written: made by POST and changed by a merge patch. The oldest go when there are too many.
+
 https://kubernetes.io/docs/reference/using-api/api-concepts/ - seen on 1.36: a version that is gone is an ERROR event within a response
 that is 200, one that has not been reached a 504, items of a list have no kind.
 """
@@ -18,12 +20,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from exporter.simulation.document import Json
-from exporter.simulation.node import Machine, NodeState
+from exporter.simulation.node import Machine, NodeState, merge_object
 
 _HOST = "127.0.0.1"
 _FIRST_VERSION = 1000
 _CREATED = "2026-01-01T00:00:00Z"
 _CHANGES_KEPT = 1024
+_EVENTS_KEPT = 1000
+_MAX_BODY_BYTES = 1 << 20
 _BOOKMARK_SECONDS = 60.0
 # A client gives up a silent watch and an unanswered request after so long. On a simulated clock its own time-outs would take as long in
 # truth, so the connection is cut for it.
@@ -62,7 +66,47 @@ _KINDS = (
         "resource.k8s.io/v1",
         ("metadata.name", "metadata.namespace"),
     ),
+    _Kind(
+        "events",
+        "/api/v1/events",
+        "Event",
+        "v1",
+        (
+            *("metadata.name", "metadata.namespace", "reason", "type"),
+            *("involvedObject.kind", "involvedObject.name", "involvedObject.namespace", "involvedObject.uid"),
+        ),
+    ),
 )
+
+
+def _discovery() -> Mapping[str, Json]:
+    """Answer what kubectl asks first: which kinds there are, by the path of each version of the API."""
+    versions: dict[str, list[Json]] = {}
+    for kind in _KINDS:
+        is_namespaced = "metadata.namespace" in kind.fields
+        resource = {"name": kind.name, "singularName": kind.kind.lower(), "namespaced": is_namespaced, "kind": kind.kind}
+        versions.setdefault(kind.api_version, []).append({**resource, "verbs": ["get", "list", "watch"]})
+    groups = [
+        {"name": version.partition("/")[0], "versions": [{"groupVersion": version, "version": version.partition("/")[2]}]}
+        for version in versions
+        if "/" in version
+    ]
+    lists = {
+        f"/apis/{version}" if "/" in version else f"/api/{version}": {
+            "kind": "APIResourceList",
+            "groupVersion": version,
+            "resources": resources,
+        }
+        for version, resources in versions.items()
+    }
+    return {
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
+        **lists,
+    }
+
+
+_DISCOVERY = _discovery()
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +308,9 @@ class SimulatedApi:
             new = _encode(collection.kind, key, wanted, self._version)
             collection.changes.append(_Change(self._version, previous, new))
             collection.objects[key] = new
+        self._forget_changes(collection)
+
+    def _forget_changes(self, collection: _Collection) -> None:
         if len(collection.changes) > _CHANGES_KEPT:
             # A real server, too, remembers only so much: who asks for less than this is told that it has expired.
             forgotten = len(collection.changes) - _CHANGES_KEPT // 2
@@ -384,6 +431,49 @@ class SimulatedApi:
             )
         return f"{found.whole}\n"
 
+    def create_event(self, namespace: str, sent: Json) -> str:
+        """Make an event; answer it."""
+        name, about = _name(sent), sent.get("involvedObject")
+        if not name or not isinstance(about, Mapping) or about.get("namespace") != namespace:
+            raise _RefusedError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "Invalid",
+                f'Event "{namespace}/{name}" is invalid: involvedObject.namespace: Invalid value: does not match event.namespace',
+            )
+        with self._changed:
+            key = f"{namespace}/{name}"
+            events = self._collections["events"].objects
+            if key in events:
+                raise _RefusedError(
+                    HTTPStatus.CONFLICT, "AlreadyExists", f'events "{name}" already exists', {"name": name, "kind": "events"}
+                )
+            created = self._write_event(key, {**sent, "metadata": {**sent["metadata"], "namespace": namespace}})
+            if len(events) > _EVENTS_KEPT:
+                del events[next(iter(events))]
+            return created
+
+    def patch_event(self, key: str, patch: Json) -> str:
+        """Change an event by a merge patch; answer it."""
+        with self._changed:
+            known = self._collections["events"].objects.get(key)
+            if known is None:
+                name = key.rpartition("/")[2]
+                raise _RefusedError(HTTPStatus.NOT_FOUND, "NotFound", f'events "{name}" not found', {"name": name, "kind": "events"})
+            return self._write_event(key, merge_object(known.source, patch))
+
+    def _write_event(self, key: str, source: Json) -> str:
+        collection = self._collections["events"]
+        self._version += 1
+        written = _encode(collection.kind, key, source, self._version)
+        collection.changes.append(_Change(self._version, collection.objects.get(key), written))
+        collection.objects[key] = written
+        self._forget_changes(collection)
+        for watch in self._watches:
+            if watch.collection is collection:
+                watch.goal = self._version
+        self._changed.notify_all()
+        return f"{written.whole}\n"
+
     def open_watch(self, kind: _Kind, query: Mapping[str, str], connection: socket.socket) -> _Watch:
         """Answer a watch that has begun."""
         selector = _parse_selector(kind, query)
@@ -472,7 +562,12 @@ class _Requests(BaseHTTPRequestHandler):
         query = {key: values[-1] for key, values in parse_qs(split.query, keep_blank_values=True).items()}
         try:
             api.wait_until_answered(split.path, self.connection)
-            kind, key = _route(split.path)
+            if (discovered := _DISCOVERY.get(split.path)) is not None:
+                self._answer(HTTPStatus.OK, json.dumps(discovered))
+                return
+            kind, namespace, key = _route(split.path)
+            if namespace is not None:
+                query["fieldSelector"] = ",".join(filter(None, (query.get("fieldSelector"), f"metadata.namespace={namespace}")))
             if key is not None:
                 self._answer(HTTPStatus.OK, api.get_object(kind, key))
             elif query.get("watch") in ("true", "1"):
@@ -481,6 +576,41 @@ class _Requests(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, api.list_objects(kind, query))
         except _RefusedError as refused:
             self._answer(refused.code, f"{refused.status}\n")
+
+    def do_POST(self) -> None:
+        """Make an event."""
+        self._write(HTTPStatus.CREATED)
+
+    def do_PATCH(self) -> None:
+        """Change an event."""
+        self._write(HTTPStatus.OK)
+
+    def _write(self, code: HTTPStatus) -> None:
+        api: SimulatedApi = self.server
+        try:
+            sent = self._read_body()
+            api.wait_until_answered(self.path, self.connection)
+            match self.path.removeprefix("/api/v1/namespaces/").split("/"):
+                case [namespace, "events"] if code is HTTPStatus.CREATED:
+                    self._answer(code, api.create_event(namespace, sent))
+                case [namespace, "events", name] if code is HTTPStatus.OK:
+                    self._answer(code, api.patch_event(f"{namespace}/{name}", sent))
+                case _:
+                    raise _RefusedError(  # noqa: TRY301 - one answer to all refusals
+                        HTTPStatus.METHOD_NOT_ALLOWED, "MethodNotAllowed", "only events are written to the simulated API server"
+                    )
+        except _RefusedError as refused:
+            self._answer(refused.code, f"{refused.status}\n")
+
+    def _read_body(self) -> Json:
+        try:
+            length = int(self.headers.get("Content-Length", "0"))
+            body = json.loads(self.rfile.read(min(length, _MAX_BODY_BYTES)))
+        except ValueError as error:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "BadRequest", f"the body is not JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "BadRequest", "the body is not an object")
+        return body
 
     def _watch(self, api: SimulatedApi, kind: _Kind, query: Mapping[str, str]) -> None:
         watch = api.open_watch(kind, query, self.connection)
@@ -519,17 +649,20 @@ def _bind(port: int) -> socket.socket:
     return bound
 
 
-def _route(path: str) -> tuple[_Kind, str | None]:
-    """Answer the kind that a path names, and the key of the object where it names one."""
+def _route(path: str) -> tuple[_Kind, str | None, str | None]:
+    """Answer the kind that a path names, the namespace where it names one, and the key of the object where it names one."""
     for kind in _KINDS:
         if path == kind.path:
-            return kind, None
+            return kind, None, None
         root, _, plural = kind.path.rpartition("/")
         if path.startswith(f"{kind.path}/"):
-            return kind, path.removeprefix(f"{kind.path}/")
-        parts = path.removeprefix(f"{root}/namespaces/").split("/")
-        if path.startswith(f"{root}/namespaces/") and parts[1:2] == [plural] and len(parts) == len(("namespace", "plural", "name")):
-            return kind, f"{parts[0]}/{parts[2]}"
+            return kind, None, path.removeprefix(f"{kind.path}/")
+        if path.startswith(f"{root}/namespaces/"):
+            match path.removeprefix(f"{root}/namespaces/").split("/"):
+                case [namespace, named] if named == plural:
+                    return kind, namespace, None
+                case [namespace, named, name] if named == plural:
+                    return kind, namespace, f"{namespace}/{name}"
     if path.startswith("/api/v1/"):
         plural = path.removeprefix("/api/v1/").partition("/")[0]
         raise _RefusedError(
@@ -562,6 +695,12 @@ def _parse_selector(kind: _Kind, query: Mapping[str, str]) -> _Selector:
 def _status(code: HTTPStatus, reason: str, message: str, details: Json | None = None) -> str:
     status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message, "reason": reason}
     return json.dumps({**status, **({} if details is None else {"details": details}), "code": int(code)}, separators=(",", ":"))
+
+
+def _name(sent: Json) -> str:
+    metadata = sent.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    return name if isinstance(name, str) else ""
 
 
 def _event(event_type: str, encoded: str) -> str:

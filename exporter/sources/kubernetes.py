@@ -4,36 +4,38 @@ One thread for each kind of object; each publishes a whole mapping by replacing 
 and does no I/O: it answers the newest mappings, or raises `SourceError` while the watch of pods or of the Node object is broken. What was
 known before stays readable by `last_reading()`.
 
-Protocol: https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes. Of the kubernetes package the
-configuration, credentials and connections are used, not the models (22 MiB more, three times the CPU time) nor its Watch (a KeyError on
-an expired version, in 37.0).
+Protocol: https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes. The kubernetes package's own Watch
+is not used (a KeyError on an expired version, in 37.0).
 """
 
-import json
 import logging
-import socket
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import urllib3
-import yaml
-from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
-from urllib3.connection import HTTPConnection
-from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
-from exporter import __version__
 from exporter.clock import Clock
 from exporter.snapshot import KubernetesReading
 from exporter.sources import SourceError
+from exporter.sources.kubernetes_api import (
+    AttemptError,
+    Connection,
+    ExpiredError,
+    ForbiddenError,
+    NotServedError,
+    UndecodableError,
+    backoff_seconds,
+    decode_object,
+    refusal,
+)
+from exporter.sources.kubernetes_config import ApiServer
 from exporter.sources.kubernetes_objects import (
     Json,
     current_devices,
@@ -48,74 +50,12 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MAX_BACKOFF_SECONDS = 30.0
-_MAX_RETRY_AFTER_SECONDS = 300.0
 _MIN_WATCH_SECONDS = 1.0
 _WATCH_SECONDS = (300, 600)
 _FAILURES_BEFORE_RELIST = 3
-
-_READ_BYTES = 1 << 16
-_MAX_LINE_BYTES = 1 << 26
-_MAX_ERROR_BYTES = 1 << 16
 _MAX_UIDS_LOGGED = 1000
 
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
-
-_KEEPALIVE = [
-    *HTTPConnection.default_socket_options,
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-]
-
-
-def api_client(*, host: str | None = None, kubeconfig: Path | None = None) -> ApiClient:
-    """Answer a client of the API server at `host`, else of the one that `kubeconfig` names, else of the cluster this process runs in.
-
-    Raises SourceError where the configuration cannot be read.
-    """
-    configuration = Configuration()
-    try:
-        if host is not None:
-            configuration.host = host
-            configuration.proxy = None
-        elif kubeconfig is not None:
-            load_kube_config(config_file=str(kubeconfig), client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
-        else:
-            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except (ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, KeyError) as error:
-        where = f"kubeconfig {kubeconfig}" if kubeconfig is not None else "the configuration of this pod"
-        hint = "" if kubeconfig is not None else "; outside a cluster set --kubeconfig"
-        raise SourceError(f"{where} cannot be used ({error}){hint}") from error
-    configuration.socket_options = _KEEPALIVE
-    client = ApiClient(configuration)
-    client.user_agent = f"fgpu-exporter/{__version__}"
-    return client
-
-
-class _AttemptError(Exception):
-    """A request failed. The text says why; the server may have said when to come back."""
-
-    def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
-        super().__init__(reason)
-        self.retry_after_seconds = min(retry_after_seconds, _MAX_RETRY_AFTER_SECONDS)
-
-
-class _NotServedError(_AttemptError):
-    """The server does not know this kind of object in this version."""
-
-
-class _ForbiddenError(_AttemptError):
-    """The credentials do not suffice."""
-
-
-class _ExpiredError(Exception):
-    """The server no longer has the version asked for: list anew."""
-
-
-class _UndecodableError(Exception):
-    """The server sent what is not an event: where it would go on is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,92 +71,10 @@ class _Resource(Generic[T]):
     field_selector: str | None = None
 
 
-class _Connection:
-    """Requests to the API server. Belongs to one thread, `interrupt` apart."""
-
-    def __init__(self, api: Callable[[], ApiClient], timeout: urllib3.Timeout) -> None:
-        self._api = api
-        self._timeout = timeout
-        self._client: ApiClient | None = None
-        self._response: BaseHTTPResponse | None = None
-        self._interrupted = False
-
-    def get(self, path: str, query: Mapping[str, str]) -> BaseHTTPResponse:
-        """Answer a response whose body has not been read. Raises _AttemptError, or _ExpiredError for a version that is gone."""
-        try:
-            client = self._client = self._client or self._api()
-            # Tokens are rotated: the package reads them anew here, once a minute.
-            credentials = {setting["key"]: setting["value"] for setting in client.configuration.auth_settings().values()}
-        except (SourceError, ConfigException, OSError) as error:
-            raise _AttemptError(str(error)) from error
-        host = client.configuration.host
-        try:
-            # Not ApiClient.call_api: its signature differs between versions of the package, and it retries unasked.
-            response: BaseHTTPResponse = client.rest_client.pool_manager.request(
-                "GET",
-                host + path,
-                fields=query,
-                headers={**client.default_headers, "Accept": "application/json", **credentials},
-                timeout=self._timeout,
-                retries=False,
-                redirect=False,
-                preload_content=False,
-            )
-        except HTTPError as error:
-            raise _AttemptError(f"{host} does not answer ({_cause(error)})") from error
-        self._response = response
-        if self._interrupted:
-            response.close()
-            raise _AttemptError("no longer wanted")
-        if response.status == HTTPStatus.UNAUTHORIZED:
-            self._client = None  # the next one reads rotated credentials
-        if response.status != HTTPStatus.OK:
-            raise _refusal(response.status, self._read_refusal(response), response.headers.get("Retry-After"))
-        return response
-
-    def read_body(self, response: BaseHTTPResponse) -> bytes:
-        """Answer the whole body. Raises _AttemptError where it breaks off."""
-        try:
-            return response.read()
-        except (HTTPError, OSError) as error:
-            raise _AttemptError(f"the answer broke off ({_cause(error)})") from error
-
-    def read_lines(self, response: BaseHTTPResponse) -> Generator[bytes]:
-        """Answer the lines of the body as they come. A body that breaks off or falls silent ends; a torn last line is left out."""
-        rest = b""
-        try:
-            while chunk := response.read1(_READ_BYTES):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
-                if len(rest) > _MAX_LINE_BYTES:
-                    raise _UndecodableError(f"an event of more than {_MAX_LINE_BYTES >> 20} MiB")
-        except (HTTPError, OSError, ValueError) as error:  # ValueError: closed by `interrupt`
-            _log.debug("state=ended reason=%r", _cause(error))
-        finally:
-            response.close()
-
-    def interrupt(self) -> None:
-        """End the read that blocks in another thread, and any later one."""
-        self._interrupted = True
-        if (response := self._response) is not None:
-            try:
-                response.shutdown()
-            except (RuntimeError, ValueError, OSError) as error:
-                _log.debug("state=closed reason=%r", str(error))
-
-    def _read_refusal(self, response: BaseHTTPResponse) -> Json:
-        try:
-            return _decode_object(response.read(_MAX_ERROR_BYTES))
-        except (HTTPError, OSError, _UndecodableError):
-            return {}
-        finally:
-            response.close()
-
-
 class _Watch(Generic[T]):
     """One kind of object: listed, then watched, for ever, by one thread. Attributes without underscore may be read by any thread."""
 
-    def __init__(self, resource: _Resource[T], connection: _Connection, clock: Clock, jitter: Random, stop: threading.Event) -> None:
+    def __init__(self, resource: _Resource[T], connection: Connection, clock: Clock, jitter: Random, stop: threading.Event) -> None:
         self.resource = resource
         self.objects: Mapping[str, T] | None = None
         """What the server said last, never changed but replaced; None: never listed."""
@@ -275,20 +133,20 @@ class _Watch(Generic[T]):
             if self._resume_from is None:
                 self._list()
             return self._follow()
-        except _ExpiredError as expired:
+        except ExpiredError as expired:
             if self._expirations == 0:
                 _log.info("resource=%s state=expired resource_version=%s reason=%r", self.resource.name, self._resume_from, str(expired))
             self._resume_from = None
             self._expirations += 1
-            return self._jitter.uniform(0, _backoff_seconds(self._expirations))
-        except _UndecodableError as error:
+            return self._jitter.uniform(0, backoff_seconds(self._expirations))
+        except UndecodableError as error:
             self._resume_from = None
             return self._fail(f"an answer cannot be decoded: {error}", 0)
-        except _NotServedError as error:
+        except NotServedError as error:
             self._resume_from = None
             self._path_index = (self._path_index + 1) % len(self.resource.paths)
             return self._fail(str(error), 0) if self._path_index == 0 else 0
-        except _AttemptError as error:
+        except AttemptError as error:
             return self._fail(str(error), error.retry_after_seconds)
 
     def _fail(self, reason: str, retry_after_seconds: float) -> float:
@@ -301,14 +159,14 @@ class _Watch(Generic[T]):
         if self._failures % _FAILURES_BEFORE_RELIST == 0:
             # A version that this server never reaches (another replica's, or from before a restored backup) must not be asked for ever.
             self._resume_from = None
-        return max(_backoff_seconds(self._failures) * self._jitter.uniform(0.5, 1), retry_after_seconds)
+        return max(backoff_seconds(self._failures) * self._jitter.uniform(0.5, 1), retry_after_seconds)
 
     def _get(self, verb: str, query: Mapping[str, str]) -> BaseHTTPResponse:
         selector = {"fieldSelector": self.resource.field_selector} if self.resource.field_selector else {}
         try:
             return self._connection.get(self.resource.paths[self._path_index], {**selector, **query})
-        except _ForbiddenError as error:
-            raise _AttemptError(
+        except ForbiddenError as error:
+            raise AttemptError(
                 f"may not {verb} {self.resource.name}: grant this service account the verbs list and watch on them ({error})"
             ) from error
 
@@ -316,9 +174,9 @@ class _Watch(Generic[T]):
         # Version 0 is answered from the server's memory. Where that is behind, so that its version has expired again, ask for the newest.
         newest = self._expirations > 1
         response = self._get("list", {} if newest else {"resourceVersion": "0"})
-        answer = _decode_object(self._connection.read_body(response))
+        answer = decode_object(self._connection.read_body(response))
         if "items" not in answer:
-            raise _AttemptError("the answer to a list has no items: is this an API server?")
+            raise AttemptError("the answer to a list has no items: is this an API server?")
         items = answer["items"]
         objects: dict[str, T] = {}
         for item in items if isinstance(items, list) else ():
@@ -346,7 +204,7 @@ class _Watch(Generic[T]):
         self.failure = None
         with closing(self._connection.read_lines(response)) as lines:
             for line in lines:
-                self._apply(_decode_object(line))
+                self._apply(decode_object(line))
                 self._failures = self._expirations = 0
                 if self._stop.is_set():
                     return 0
@@ -357,7 +215,7 @@ class _Watch(Generic[T]):
     def _apply(self, event: Json) -> None:
         changed = event.get("object")
         if not isinstance(changed, Mapping):
-            raise _UndecodableError("an event without an object")
+            raise UndecodableError("an event without an object")
         match event.get("type"):
             case "ADDED" | "MODIFIED":
                 self._put(changed, keep=self.resource.is_ours(changed))
@@ -367,7 +225,7 @@ class _Watch(Generic[T]):
                 pass
             case "ERROR":
                 code = changed.get("code")
-                raise _refusal(code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR, changed, None)
+                raise refusal(code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR, changed, None)
             case _:
                 return
         if (version := _version(changed)) is not None:
@@ -414,7 +272,7 @@ class KubernetesSource:
     def __init__(
         self,
         *,
-        api: Callable[[], ApiClient],
+        api: Callable[[], ApiServer],
         node_name: str,
         clock: Clock,
         jitter: Random,
@@ -429,7 +287,7 @@ class KubernetesSource:
         def watch(resource: _Resource[T]) -> _Watch[T]:
             # Threads do not share random numbers, so that a simulated run does not depend on which thread is faster.
             own_jitter = Random(jitter.getrandbits(64))  # noqa: S311 - spreads load, guards nothing
-            return _Watch(resource, _Connection(api, timeout), clock, own_jitter, self._stop)
+            return _Watch(resource, Connection(api, timeout), clock, own_jitter, self._stop)
 
         def is_here(node_object: Json) -> bool:
             spec = node_object.get("spec")
@@ -537,54 +395,7 @@ class KubernetesSource:
         return {watch.resource.name: watch.malformed_total for watch in self._watches}
 
 
-def _refusal(status: int, answer: Json, retry_after: str | None) -> Exception:
-    """Answer the error for a status, sent as the response's or in an ERROR event within a response that is 200."""
-    message = str(answer.get("message") or "no reason given")[:300]
-    details = answer.get("details")
-    retry_after_seconds = _seconds(retry_after) or _seconds(details.get("retryAfterSeconds") if isinstance(details, Mapping) else None)
-    match status:
-        case HTTPStatus.GONE:
-            return _ExpiredError(message)
-        case HTTPStatus.FORBIDDEN:
-            return _ForbiddenError(message)
-        case HTTPStatus.NOT_FOUND:
-            return _NotServedError(f"the API server does not serve this resource (404 {message})")
-        case HTTPStatus.UNAUTHORIZED:
-            return _AttemptError(
-                f"the API server refuses the credentials (401 {message}); they are read anew for each attempt: "
-                "if this stays, the service account or the kubeconfig is not of this cluster, or no longer"
-            )
-        case _:
-            return _AttemptError(f"the API server answered {status} ({message})", retry_after_seconds)
-
-
-def _backoff_seconds(attempts: int) -> float:
-    return min(2.0 ** min(attempts - 1, 16), _MAX_BACKOFF_SECONDS)
-
-
-def _seconds(value: object) -> float:
-    # Retry-After may also be a date; the API server sends a number.
-    if isinstance(value, str):
-        return float(value) if value.isascii() and value.isdigit() else 0.0
-    return float(value) if isinstance(value, int) and value > 0 else 0.0
-
-
 def _version(answer: Json) -> str | None:
     metadata = answer.get("metadata")
     version = metadata.get("resourceVersion") if isinstance(metadata, Mapping) else None
     return version if isinstance(version, str) and version else None
-
-
-def _decode_object(text: bytes) -> Json:
-    try:
-        decoded = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _UndecodableError(f"{error}, in {text[:60]!r}") from error
-    if not isinstance(decoded, dict):
-        raise _UndecodableError(f"not a JSON object: {text[:60]!r}")
-    return decoded
-
-
-def _cause(error: Exception) -> str:
-    # urllib3 puts the address of an object into the text of some errors; the cause is the same each time.
-    return str(error.__cause__ or "") or str(error)

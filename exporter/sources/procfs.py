@@ -16,6 +16,7 @@ from exporter.sources import SourceError
 # include/linux/proc_ns.h, PROC_PID_INIT_INO: the first PID namespace has this inode on every Linux since 3.8.
 _FIRST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
 
+_MAX_STAT_BYTES = 4096
 _MAX_CGROUP_BYTES = 1 << 16
 
 _UID = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}"
@@ -119,8 +120,8 @@ class ProcfsSource:
         if first is not None and own_namespace is not None and first != own_namespace:
             return f"PID 1 is in {first}, this process in {own_namespace}"
         try:
-            comm, _ = parse_stat(self._read_text("1/stat"))
-            cgroup = parse_cgroup(self._read_text("1/cgroup"))
+            comm, _ = parse_stat(self._read_stat("1"))
+            cgroup = parse_cgroup(self._read_cgroup("1"))
         except (OSError, ValueError) as error:
             return f"{self._root}/1 cannot be read ({error})"
         # With shareProcessNamespace PID 1 is the pod's pause process. A node that is itself a container (kind) has an init there.
@@ -130,20 +131,25 @@ class ProcfsSource:
 
     def _read_process(self, pid: int) -> ProcessFacts | None:
         try:
-            comm, start_time_ticks = parse_stat(self._read_text(f"{pid}/stat"))
+            comm, start_time_ticks = parse_stat(self._read_stat(pid))
             known = self._remembered.get(pid)
             if known is not None and known.start_time_ticks == start_time_ticks and known.comm == comm:
                 return known
-            cgroup = parse_cgroup(self._read_text(f"{pid}/cgroup"))
+            cgroup = parse_cgroup(self._read_cgroup(pid))
             # The PID may have been given to another process between the two reads.
-            if parse_stat(self._read_text(f"{pid}/stat"))[1] != start_time_ticks:
+            if parse_stat(self._read_stat(pid))[1] != start_time_ticks:
                 return None
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError, ValueError):
             return None
         return ProcessFacts(pid=pid, start_time_ticks=start_time_ticks, comm=comm, cgroup=cgroup)
 
-    def _read_text(self, name: str) -> str:
-        with (self._root / name).open("rb") as file:
+    def _read_stat(self, pid: int | str) -> str:
+        # Read of every process at every sample: one call each for a line that the kernel gives whole.
+        with open(f"{self._root}/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs more than the reading
+            return (file.read(_MAX_STAT_BYTES) or b"").decode("utf-8", "replace")
+
+    def _read_cgroup(self, pid: int | str) -> str:
+        with (self._root / str(pid) / "cgroup").open("rb") as file:
             return file.read(_MAX_CGROUP_BYTES).decode("utf-8", "replace")
 
     def _read_link(self, name: str) -> str | None:

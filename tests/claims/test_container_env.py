@@ -140,6 +140,26 @@ def test_with_two_gpus_different_indexed_limits_are_not_guessed_onto_them(env):
     assert limits(*(literal(name, value) for name, value in env.items()), gpus=(A, B)) == {}
 
 
+def test_a_gpu_that_comes_later_takes_no_limit_by_number_from_those_that_were_counted_first():
+    indexed = pod(literal("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), literal("CUDA_DEVICE_SM_LIMIT_0", "10"))
+    both, first = {"main": frozenset({A, B})}, {"main": frozenset({A})}
+    assert resolve(indexed, both, first) == Answer(claims=(on(A, GIB, 0.1),))
+    assert resolve(indexed, both, both) == NOT_MINE
+    assert resolve(indexed, {"main": frozenset({B})}, first) == Answer(claims=(on(B, GIB, 0.1),))
+
+
+def test_a_gpu_that_comes_later_has_the_plain_limit_and_one_that_all_numbers_share():
+    plain = pod(literal("GPU_MEMORY_LIMIT", "1024"))
+    equal = pod(literal("CUDA_DEVICE_MEMORY_LIMIT_0", "1k"), literal("CUDA_DEVICE_MEMORY_LIMIT_1", "1024"))
+    for each in (plain, equal):
+        assert resolve(each, {"main": frozenset({A, B})}, {"main": frozenset({A})}) == Answer(claims=(on(A, 1024), on(B, 1024)))
+
+
+def test_what_cannot_be_read_is_one_error_though_gpus_came_later():
+    answer = resolve(pod(literal("GPU_MEMORY_LIMIT", "x")), {"main": frozenset({A, B})}, {"main": frozenset({A})})
+    assert len(answer.errors) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

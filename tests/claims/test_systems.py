@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 
+from arithmetic import shows_its_amounts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -383,3 +384,15 @@ def test_whatever_stands_on_pods_gives_claims_that_can_be_or_errors_that_can_be_
         for errors in grant.errors.values():
             assert errors
             assert all(0 < len(error) < 600 and error.isprintable() for error in errors)
+
+
+@AS_MANY
+@given(nodes())
+def test_each_claim_shows_the_arithmetic_that_gives_its_amounts_and_whatever_gives_none_can_be_read(node):
+    for grant in grants(node):
+        for claim in grant.claims:
+            derivation = claim.derivation
+            assert shows_its_amounts(claim.memory_bytes, claim.compute_ratio, str(derivation.memory), str(derivation.compute)), claim
+        for derivation in [each.derivation for each in (*grant.claims, *grant.allocations) if each.derivation]:
+            for phrase in (derivation.contract, derivation.memory, derivation.compute):
+                assert phrase is None or (0 < len(str(phrase)) < 4000 and str(phrase).isprintable())

@@ -1,27 +1,18 @@
 """A real Prometheus that holds what the demo's story said, and one that scrapes the demo."""
 
 import contextlib
-import json
-import shutil
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import yaml
 from live import Daemon
-from prometheus_client.parser import text_string_to_metric_families
+from real_prometheus import Prometheus, backfill, skip_without_prometheus
 
 from exporter import simulated
 from exporter.config import parse_config
-from exporter.exposition import Format
 from exporter.simulation import DEMO, SimulatedClock, SimulatedNode, load_scenario
+from exporter.text_format import Format
 
 ROOT = Path(__file__).parents[2]
 # The boards are no part of the installed program.
@@ -40,57 +31,6 @@ DISCOVERED = {
 TARGET = {"job": "fgpu-exporter", "instance": "127.0.0.1:9844", "node": "gpu-node-7"}
 
 
-class Prometheus:
-    """A Prometheus of its own in a folder; answers queries."""
-
-    def __init__(self, folder, config):
-        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-            self.port = free.getsockname()[1]
-        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-        self.log = (folder / "log").open("w")
-        self.process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={folder / 'prometheus.yaml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                "--storage.tsdb.retention.time=100y",
-                f"--web.listen-address=127.0.0.1:{self.port}",
-            ],
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-        )
-
-    def wait_until_ready(self):
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=5).close()
-            except (urllib.error.URLError, ConnectionError):
-                if time.monotonic() > deadline or self.process.poll() is not None:
-                    pytest.fail("Prometheus did not start: " + Path(self.log.name).read_text()[-2000:])
-                time.sleep(0.1)
-            else:
-                return self
-
-    def get(self, path, **parameters):
-        query = urllib.parse.urlencode(parameters)
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}?{query}", timeout=20) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            pytest.fail(f"{parameters}: {json.load(error)['error']}")
-
-    def query(self, expr, seconds=None):
-        """Answer the labels of each series and its value."""
-        at = {} if seconds is None else {"time": seconds}
-        return [(row["metric"], float(row["value"][1])) for row in self.get("/api/v1/query", query=expr, **at)["result"]]
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(timeout=20)
-        self.log.close()
-
-
 def play_story():
     """Answer what the demo says at each sample of its story: (seconds, exposition)."""
     config, clock, said = parse_config(["--demo", "--once"], {}), SimulatedClock(), []
@@ -103,26 +43,9 @@ def play_story():
     return said
 
 
-def write_openmetrics(said, path):
-    """Write the samples as a scrape of TARGET would have left them, a family at a time as the format wants it."""
-    lines = defaultdict(list)
-    for seconds, text in said:
-        lines["up"].append(f"up{labels_of(TARGET)} 1 {seconds}")
-        for family in text_string_to_metric_families(text):
-            lines[family.name] += [
-                f"{sample.name}{labels_of({**TARGET, **sample.labels})} {sample.value} {seconds}" for sample in family.samples
-            ]
-    path.write_text("\n".join(line for family in lines.values() for line in family) + "\n# EOF\n")
-
-
-def labels_of(labels):
-    return "{" + ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items()) + "}"
-
-
 @pytest.fixture(scope="session")
 def needs_prometheus():
-    if missing := [program for program in ("prometheus", "promtool") if shutil.which(program) is None]:
-        pytest.skip(f"{' and '.join(missing)} not installed (Debian package prometheus)")
+    skip_without_prometheus()
 
 
 @pytest.fixture(scope="session")
@@ -130,15 +53,7 @@ def story(needs_prometheus, tmp_path_factory):
     """Answer a Prometheus with the demo's whole story in it, and a function that makes a moment of the story a time."""
     folder = tmp_path_factory.mktemp("prometheus")
     said = play_story()
-    write_openmetrics(said, folder / "story.txt")
-    made = subprocess.run(
-        ["promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "story.txt", folder / "data"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
+    backfill([(seconds, TARGET, text) for seconds, text in said], folder)
     prometheus = Prometheus(folder, {"global": {"scrape_interval": "15s"}})
     try:
         prometheus.wait_until_ready()

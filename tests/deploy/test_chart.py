@@ -118,6 +118,7 @@ def test_everything_at_once_is_valid():
     rendered = render(
         str(HELMS["helm 4"]),
         *("--set", "namespace.create=true,dra.enabled=true,hostFiles.enabled=true,migMonitor=true,podMonitor.enabled=true"),
+        *("--set", "kubernetesEvents.enabled=true"),
         *("--set", "networkPolicy.enabled=true,openshift.enabled=true,podSource=auto,web.secretName=web,web.tls=true"),
         *("--set", "image.pullSecrets={a,b},podLabels.team=gpu,podAnnotations.a=b,nodeSelector.pool=gpu,seLinuxType=spc_t"),
         *(
@@ -206,6 +207,7 @@ def test_an_image_can_be_named_by_digest(helm):
         ("web.tls=true", "secretName"),
         ("podMonitor.interval=fast", "interval"),
         ("podSource=kubelet,dra.enabled=true", "dra"),
+        ("podSource=kubelet,kubernetesEvents.enabled=true", "kubernetesEvents"),
         ("tolerations[0].effect=Never", "effect"),
         ("resources.limits.memory=lots", "memory"),
         ("imagee.tag=1", "imagee"),
@@ -216,7 +218,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(setting, word, helm):
 
 
 def test_the_values_offer_every_flag_that_means_something_in_a_pod():
-    by_values_of_their_own = {"node-name", "dra", "host-path", "pod-source", "web-config-file"}
+    by_values_of_their_own = {"node-name", "dra", "kubernetes-events", "host-path", "pod-source", "web-config-file"}
     fixed_by_the_manifest = {"kubelet-socket", "kubelet-pods-socket", "proc-path"}
     not_in_a_pod = {"kubeconfig", "scenario", "demo", "once", "at"}
     offered = set(SCHEMA["properties"]["flags"]["properties"])

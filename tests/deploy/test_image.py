@@ -92,6 +92,12 @@ def test_the_image_has_no_compiler_no_pip_and_no_package_lists(root):
     assert size_mib < 200
 
 
+def test_fgpu_top_can_be_run_in_the_image_by_its_name(container, root):
+    del root  # skips where the image is of other sources
+    said = buildah("run", container, "--", "fgpu-top", "--version").stdout
+    assert said == f"fgpu-top {__version__}\n"
+
+
 @pytest.mark.slow
 def test_the_image_runs_on_a_node_without_any_capability_is_scraped_and_writes_nothing(
     container, root, node, nvml_library, stand_in, tmp_path

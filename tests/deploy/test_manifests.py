@@ -12,9 +12,16 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from exporter.breach import Breach, State
 from exporter.clock import SystemClock
 from exporter.config import FLAGS, parse_config
-from exporter.sources.kubernetes import KubernetesSource, api_client
+from exporter.event_writer import EventWriter
+from exporter.journal import BreachChange
+from exporter.judge import Resource
+from exporter.limits import PodLimits
+from exporter.report import PodReport
+from exporter.sources.kubernetes import KubernetesSource
+from exporter.sources.kubernetes_config import find_api_server
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OLDEST, NEWEST = "1.26", "1.37"
@@ -76,7 +83,7 @@ def test_the_service_and_the_role_binding_lead_to_the_daemonsets_pods():
 
 
 class ApiServer(http.server.ThreadingHTTPServer):
-    """Answers lists with nothing in them, and watches that end at once; remembers what was asked."""
+    """Answers lists with nothing in them, watches that end at once, and writes with what was written; remembers what was asked."""
 
     daemon_threads = True
 
@@ -84,6 +91,21 @@ class ApiServer(http.server.ThreadingHTTPServer):
         asked = self.asked = set()
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                self._take("create", self.path)
+
+            def do_PATCH(self):
+                self._take("patch", self.path.rpartition("/")[0])
+
+            def _take(self, verb, path):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                # Which namespace it is plays no part in a ClusterRole.
+                asked.add((verb, re.sub(r"/namespaces/[^/]+", "", path)))
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
             def do_GET(self):
                 path, _, query = self.path.partition("?")
                 asked.add(("watch" if "watch=true" in query else "list", path))
@@ -100,22 +122,63 @@ class ApiServer(http.server.ThreadingHTTPServer):
 
 
 def permissions_asked_for(*, dra, kinds):
+    def start(api):
+        source = KubernetesSource(
+            api=api,
+            node_name="gpu-node-1",
+            clock=SystemClock(),
+            jitter=Random(1),  # noqa: S311 - guards nothing
+            dra=dra,
+        )
+        source.start()
+        return source
+
+    return permissions_used(start, 2 * kinds)
+
+
+def permissions_asked_for_by_events():
+    def start(api):
+        writer = EventWriter(api=api, node_name="gpu-node-1", clock=SystemClock(), jitter=Random(1))  # noqa: S311 - guards nothing
+        writer.tell([breach(begun=True, since_seconds=1.0), breach(begun=False, since_seconds=1.0), breach(begun=True, since_seconds=2.0)])
+        return writer
+
+    return permissions_used(start, 2)
+
+
+def breach(*, begun, since_seconds):
+    row = PodReport(
+        namespace="team-a",
+        pod="train-0",
+        gpu_uuid="GPU-0",
+        pod_uid="uid",
+        memory_used_bytes=None,
+        limits=PodLimits(),
+        sm_utilization_ratio=None,
+        sm_utilization_mean_ratio=None,
+        sm_busy_seconds_total=None,
+        breaches={Resource.MEMORY: Breach(state=State.EXCEEDED if begun else State.WITHIN)},
+    )
+    return BreachChange(
+        time_seconds=0.0,
+        monotonic_seconds=0.0,
+        pod=row,
+        containers=(),
+        resource=Resource.MEMORY,
+        begun=begun,
+        since_seconds=since_seconds,
+    )
+
+
+def permissions_used(start, count):
     server = ApiServer()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    source = KubernetesSource(
-        api=lambda: api_client(host=f"http://127.0.0.1:{server.server_address[1]}"),
-        node_name="gpu-node-1",
-        clock=SystemClock(),
-        jitter=Random(1),  # noqa: S311 - guards nothing
-        dra=dra,
-    )
+    started = start(lambda: find_api_server(host=f"http://127.0.0.1:{server.server_address[1]}"))
     try:
-        source.start()
         deadline = time.monotonic() + 10
-        while len(server.asked) < 2 * kinds and time.monotonic() < deadline:
+        while len(server.asked) < count and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
-        source.close()
+        started.close()
         server.shutdown()
         server.server_close()
     asked = set()
@@ -141,12 +204,20 @@ def test_the_role_grants_what_the_program_asks_the_api_server_for_and_nothing_el
     assert permissions_granted(MANIFEST) == permissions_asked_for(dra=False, kinds=2)
 
 
-def test_the_dra_component_grants_what_the_program_asks_for_with_dra_and_nothing_else():
-    component = yaml.safe_load((DEPLOY / "components/dra/kustomization.yaml").read_text())
-    operations = [operation for patch in component["patches"] for operation in yaml.safe_load(patch["patch"])]
+def permissions_added_by(component):
+    kustomization = yaml.safe_load((DEPLOY / f"components/{component}/kustomization.yaml").read_text())
+    operations = [operation for patch in kustomization["patches"] for operation in yaml.safe_load(patch["patch"])]
     rules = [operation["value"] for operation in operations if operation["path"] == "/rules/-"]
-    granted = permissions_granted(MANIFEST) | permissions_granted([{"kind": "ClusterRole", "rules": rules}])
-    assert granted == permissions_asked_for(dra=True, kinds=4)
+    return permissions_granted([{"kind": "ClusterRole", "rules": rules}])
+
+
+def test_the_dra_component_grants_what_the_program_asks_for_with_dra_and_nothing_else():
+    assert permissions_granted(MANIFEST) | permissions_added_by("dra") == permissions_asked_for(dra=True, kinds=4)
+
+
+def test_the_component_for_events_grants_to_make_and_to_change_them_and_nothing_else():
+    granted = permissions_added_by("kubernetes-events")
+    assert granted == permissions_asked_for_by_events() == {("", "events", "create"), ("", "events", "patch")}
 
 
 # --- flags ---
@@ -165,13 +236,14 @@ def all_arguments():
 
 def test_every_argument_is_a_flag_of_the_program():
     names = {re.fullmatch(r"--([a-z-]+)=.*", argument)[1] for argument in all_arguments()}
-    assert names == {"node-name", "dra", "host-path", "pod-source"}
+    assert names == {"node-name", "dra", "host-path", "kubernetes-events", "pod-source"}
     assert names <= {flag.name for flag in FLAGS}
 
 
 def test_the_program_takes_all_arguments_together():
     config = parse_config([argument.replace("$(NODE_NAME)", "gpu-node-1") for argument in all_arguments()], {})
     assert (config.node_name, config.dra, config.host_path, config.pod_source) == ("gpu-node-1", True, Path("/host"), "auto")
+    assert config.kubernetes_events is True
 
 
 def test_the_port_and_the_sockets_folder_are_the_programs_defaults():
@@ -194,7 +266,7 @@ def test_the_node_name_comes_from_the_pods_own_node():
 def test_the_install_document_has_a_row_for_every_component_and_names_the_measured_bounds():
     text = (DEPLOY.parent / "docs/install.md").read_text()
     assert sorted(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)) == sorted(path.name for path in (DEPLOY / "components").iterdir())
-    assert CONTAINER["resources"] == {"requests": {"cpu": "20m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
+    assert CONTAINER["resources"] == {"requests": {"cpu": "20m", "memory": "80Mi"}, "limits": {"memory": "256Mi"}}
     assert "request 128 MiB, limit 256 MiB" in text
     assert "Request 20m" in text
     assert f"Kubernetes {OLDEST} to {NEWEST}" in text

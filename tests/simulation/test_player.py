@@ -8,7 +8,8 @@ from exporter.clock import SystemClock
 from exporter.simulation import DEMO, SimulatedClock, SimulatedNode, load_scenario
 from exporter.simulation.clock import START_SECONDS
 from exporter.sources import SourceError
-from exporter.sources.kubernetes import KubernetesSource, api_client
+from exporter.sources.kubernetes import KubernetesSource
+from exporter.sources.kubernetes_config import find_api_server
 
 
 def waits(clock, event, seconds):
@@ -56,7 +57,7 @@ class Follower:
 
     def __init__(self, node, clock):
         self.source = KubernetesSource(
-            api=lambda: api_client(host=node.kubernetes_url),
+            api=lambda: find_api_server(host=node.kubernetes_url),
             node_name=node.name,
             clock=clock,
             jitter=Random(0),  # noqa: S311 - the same run each time

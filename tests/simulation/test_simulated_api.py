@@ -360,3 +360,94 @@ def test_one_connection_can_carry_several_requests(start):
             length = next(int(line.split(b":")[1]) for line in list(headers) if line.lower().startswith(b"content-length"))
             assert json.loads(reader.read(length))["metadata"]["name"] == "n"
         reader.close()
+
+
+# --- events ---
+
+EVENT = {"metadata": {"name": "p.1"}, "involvedObject": {"namespace": "team-a", "name": "p", "uid": "u"}, "reason": "R", "count": 1}
+EVENTS = "/api/v1/namespaces/team-a/events"
+
+
+def write(node, method, path, body):
+    """Answer the status and the object of a write."""
+    address = node.kubernetes_url.removeprefix("http://")
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request(method, path, body if isinstance(body, str) else json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, json.load(answer)
+    finally:
+        connection.close()
+
+
+def test_an_event_that_is_made_can_be_read_and_changed(start):
+    node = start(NODE)
+    code, made = write(node, "POST", EVENTS, EVENT)
+    assert (code, made["kind"], made["apiVersion"], made["metadata"]["namespace"]) == (201, "Event", "v1", "team-a")
+    code, changed = write(node, "PATCH", f"{EVENTS}/p.1", {"count": 2})
+    assert (code, changed["count"], changed["reason"]) == (200, 2, "R")
+    assert int(changed["metadata"]["resourceVersion"]) > int(made["metadata"]["resourceVersion"])
+    assert get(node, f"{EVENTS}/p.1") == changed
+    assert len(get(node, "/api/v1/events?fieldSelector=involvedObject.name=p,involvedObject.uid=u")["items"]) == 1
+    assert get(node, "/api/v1/events?fieldSelector=involvedObject.uid=v")["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code", "reason"),
+    [
+        ("POST", EVENTS, EVENT, 409, "AlreadyExists"),
+        ("PATCH", f"{EVENTS}/p.2", {"count": 2}, 404, "NotFound"),
+        ("POST", "/api/v1/namespaces/team-b/events", EVENT, 422, "Invalid"),
+        ("POST", EVENTS, {"metadata": {}}, 422, "Invalid"),
+        ("POST", EVENTS, "{", 400, "BadRequest"),
+        ("POST", EVENTS, "[]", 400, "BadRequest"),
+        ("POST", "/api/v1/namespaces/team-a/pods", EVENT, 405, "MethodNotAllowed"),
+        ("PATCH", "/api/v1/namespaces/team-a/pods/p", {}, 405, "MethodNotAllowed"),
+    ],
+)
+def test_a_write_that_cannot_be_is_refused_as_an_api_server_does(start, method, path, body, code, reason):
+    node = start(NODE)
+    write(node, "POST", EVENTS, EVENT)
+    answered, status = write(node, method, path, body)
+    assert (answered, status["reason"], status["code"]) == (code, reason, code)
+    assert len(get(node, "/api/v1/events")["items"]) == 1
+
+
+def test_events_are_watched_as_anything_else(start, watch):
+    node = start(NODE)
+    followed = watch(node, "/api/v1/events")
+    assert followed.events() == []
+    write(node, "POST", EVENTS, EVENT)
+    assert followed.events() == [("ADDED", "p.1")]
+    write(node, "PATCH", f"{EVENTS}/p.1", {"count": 2})
+    assert followed.events() == [("MODIFIED", "p.1")]
+
+
+def test_the_oldest_events_go_when_there_are_too_many(start):
+    node = start(NODE)
+    for number in range(1003):
+        node._api.create_event("team-a", {**EVENT, "metadata": {"name": f"p.{number}"}})
+    names = [item["metadata"]["name"] for item in get(node, "/api/v1/events")["items"]]
+    assert (len(names), names[0], names[-1]) == (1000, "p.3", "p.1002")
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/api/v1/namespaces/team-a/pods", ["p", "elsewhere"]),
+        ("/api/v1/namespaces/team-a/pods?fieldSelector=spec.nodeName=other", ["elsewhere"]),
+        ("/api/v1/namespaces/team-b/pods", []),
+        ("/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims", ["c"]),
+    ],
+)
+def test_a_list_can_be_of_one_namespace(start, path, names):
+    assert [item["metadata"]["name"] for item in get(start(NODE), path)["items"]] == names
+
+
+def test_what_there_is_can_be_discovered(start):
+    node = start(NODE)
+    assert get(node, "/api")["versions"] == ["v1"]
+    assert [group["name"] for group in get(node, "/apis")["groups"]] == ["resource.k8s.io"]
+    resources = get(node, "/api/v1")["resources"]
+    assert {each["name"]: each["namespaced"] for each in resources} == {"pods": True, "nodes": False, "events": True}
+    assert [each["kind"] for each in get(node, "/apis/resource.k8s.io/v1")["resources"]] == ["ResourceSlice", "ResourceClaim"]

@@ -27,7 +27,8 @@ from exporter.sources import SourceError, kubelet_pods_pb2
 from exporter.sources.kubelet_pods import FallbackPodsSource, KubeletPodsSource, parse_kubelet_pod
 from exporter.sources.kubelet_pods_pb2 import ListPodsResponse
 from exporter.sources.kubelet_pods_pb2 import Pod as PodMessage
-from exporter.sources.kubernetes import KubernetesSource, api_client
+from exporter.sources.kubernetes import KubernetesSource
+from exporter.sources.kubernetes_config import find_api_server
 from exporter.sources.kubernetes_objects import parse_pod
 
 ROOT = Path(__file__).parents[2]
@@ -351,7 +352,7 @@ timeline:
 
 
 def api_source(url, clock):
-    return KubernetesSource(api=lambda: api_client(host=url), node_name="gpu-node-1", clock=clock, jitter=Random(0))  # noqa: S311 - guards nothing
+    return KubernetesSource(api=lambda: find_api_server(host=url), node_name="gpu-node-1", clock=clock, jitter=Random(0))  # noqa: S311 - guards nothing
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import logging
 import queue
 import random
 import socket
+import ssl
 import threading
 import time
 from collections import defaultdict, deque
@@ -14,11 +15,14 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from kubernetes.client import ApiClient, Configuration
+import trustme
+import urllib3
 
 from exporter.snapshot import ContainerState
-from exporter.sources import SourceError
-from exporter.sources.kubernetes import KubernetesSource, api_client
+from exporter.sources import SourceError, kubernetes_config
+from exporter.sources.kubernetes import KubernetesSource
+from exporter.sources.kubernetes_api import AttemptError, Connection
+from exporter.sources.kubernetes_config import find_api_server
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 NODE = "node-a"
@@ -251,7 +255,7 @@ def watch(server, clock):
 
     def start(*, wait=True, api=None, **options):
         source = KubernetesSource(
-            api=api or (lambda: api_client(host=server.url)),
+            api=api or (lambda: find_api_server(host=server.url)),
             node_name=NODE,
             clock=clock,
             jitter=random.Random(1),  # noqa: S311 - the same in each run
@@ -398,6 +402,25 @@ def test_a_malformed_pod_costs_that_pod_only_and_is_logged_once(server, watch, c
     assert [record.getMessage() for record in caplog.records if "'pod-2'" in record.getMessage()] == [
         "resource=pods state=malformed object={'uid': None, 'namespace': 'team-a', 'name': 'pod-2'} reason='a Pod without uid'"
     ]
+
+
+def test_thousands_of_malformed_pods_are_all_counted_and_no_more_than_a_thousand_are_remembered_and_logged(server, watch, caplog):
+    def nameless(number):
+        return {"metadata": {"namespace": "team-a", "name": f"pod-{number}"}, "spec": {"nodeName": NODE}}
+
+    long = {"metadata": {"namespace": "x" * 10_000}}
+    server.lists[PODS] = listed(10, long, *(nameless(number) for number in range(1499)), pod(1, 9))
+    source = watch()
+    assert names(source) == ["pod-1"]
+    assert source.malformed_objects()["pods"] == 1500
+    server.events[PODS].put(b"".join(event("ADDED", nameless(number)) for number in range(1500, 1600)) + event("ADDED", pod(3, 14)))
+    eventually(lambda: source.processed_version()["pods"] == "14")
+    assert source.malformed_objects()["pods"] == 1600
+    told = [record.getMessage() for record in caplog.records if "state=malformed" in record.getMessage()]
+    assert len(told) == 1000
+    assert max(map(len, told)) < 500
+    assert sum("'pod-998'" in line for line in told) == 1
+    assert not any("'pod-999'" in line for line in told)
 
 
 # --- versions that are gone ---
@@ -567,7 +590,7 @@ def test_a_server_that_is_killed_and_comes_back_on_its_port_is_followed_again(se
 def test_back_off_grows_to_half_a_minute_and_no_further(watch, clock):
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    source = watch(wait=False, api=lambda: api_client(host=f"http://127.0.0.1:{port}"))
+    source = watch(wait=False, api=lambda: find_api_server(host=f"http://127.0.0.1:{port}"))
     eventually(lambda: len(clock.waits) > 24)
     assert source.last_reading() is None
     assert "Connection refused" in failure(source)
@@ -584,9 +607,10 @@ def test_a_rotated_token_is_read_again(server, watch):
     token = {"now": "one"}
 
     def api():
-        configuration = Configuration(host=server.url)
-        configuration.api_key["authorization"] = f"Bearer {token['now']}"
-        return ApiClient(configuration)
+        known = token["now"]
+        return kubernetes_config.ApiServer(
+            host=server.url, pool=urllib3.PoolManager(), credentials=lambda: {"Authorization": f"Bearer {known}"}
+        )
 
     server.accepts("one")
     source = watch(api=api)
@@ -602,15 +626,12 @@ def test_a_rotated_token_is_read_again(server, watch):
 def test_the_token_is_asked_for_at_each_request(server, watch):
     tokens = iter(range(1000))
 
-    def refresh(configuration):
-        configuration.api_key["authorization"] = f"Bearer {server.token}"
+    def credentials():
         next(tokens)
+        return {"Authorization": f"Bearer {server.token}"}
 
     def api():
-        configuration = Configuration(host=server.url)
-        configuration.api_key["authorization"] = "Bearer none"
-        configuration.refresh_api_key_hook = refresh
-        return ApiClient(configuration)
+        return kubernetes_config.ApiServer(host=server.url, pool=urllib3.PoolManager(), credentials=credentials)
 
     server.accepts("one")
     source = watch(api=api)
@@ -739,7 +760,7 @@ def test_credentials_may_come_late(server, watch):
         attempts.append(1)
         if len(attempts) < 5:
             raise SourceError("the token is not there yet")
-        return api_client(host=server.url)
+        return find_api_server(host=server.url)
 
     source = watch(wait=False, api=api)
     eventually(lambda: "the token is not there yet" in (failure(source) or ""))
@@ -754,7 +775,7 @@ def test_a_thread_that_an_unforeseen_error_ends_is_started_again_by_the_next_rea
         attempts.append(1)
         if len(attempts) <= 2:
             raise ZeroDivisionError
-        return api_client(host=server.url)
+        return find_api_server(host=server.url)
 
     source = watch(wait=False, api=api)
     eventually(lambda: attempt(source))
@@ -839,9 +860,9 @@ def test_a_kubeconfig_is_read(tmp_path):
             }
         )
     )
-    configuration = api_client(kubeconfig=path).configuration
-    assert configuration.host == "https://192.0.2.1:6443"
-    assert configuration.auth_settings()["BearerToken"]["value"] == "Bearer secret"
+    found = find_api_server(kubeconfig=path)
+    assert found.host == "https://192.0.2.1:6443"
+    assert found.credentials() == {"authorization": "Bearer secret"}
 
 
 @pytest.mark.parametrize("text", [None, "", "[", "{}", "a: [1", "clusters: 7"])
@@ -850,37 +871,83 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_clear_error(tmp_path, text):
     if text is not None:
         path.write_text(text)
     with pytest.raises(SourceError, match=rf"kubeconfig {path} cannot be used"):
-        api_client(kubeconfig=path)
+        find_api_server(kubeconfig=path)
 
 
 def test_outside_a_cluster_the_error_names_the_flag(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(SourceError, match="outside a cluster set --kubeconfig"):
-        api_client()
+        find_api_server()
 
 
 @pytest.fixture
-def service_account(monkeypatch, tmp_path):
-    (tmp_path / "token").write_text("of-the-pod")
-    (tmp_path / "ca.crt").write_text("a certificate")
+def service_account(monkeypatch, tmp_path, certificate_authority):
+    (tmp_path / "token").write_text("of-the-pod\n")
+    certificate_authority.cert_pem.write_to_path(tmp_path / "ca.crt")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.7")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr("exporter.sources.kubernetes_config.SERVICE_ACCOUNT", tmp_path)
     return tmp_path
 
 
+@pytest.fixture
+def certificate_authority():
+    return trustme.CA()
+
+
 def test_inside_a_cluster_the_service_account_is_used(service_account):
-    configuration = api_client().configuration
-    assert configuration.host == "https://192.0.2.7:443"
-    assert configuration.ssl_ca_cert == str(service_account / "ca.crt")
-    assert configuration.auth_settings()["BearerToken"]["value"] == "bearer of-the-pod"
+    found = find_api_server()
+    assert found.host == "https://192.0.2.7:443"
+    assert found.credentials() == {"Authorization": "Bearer of-the-pod"}
+    (service_account / "token").write_text("of-the-pod-rotated")
+    assert found.credentials() == {"Authorization": "Bearer of-the-pod-rotated"}
 
 
-def test_inside_a_cluster_without_a_token_the_error_says_what_is_missing(service_account):
-    (service_account / "token").unlink()
-    with pytest.raises(SourceError, match=r"the configuration of this pod cannot be used \(Service token file does not exist"):
-        api_client()
+def test_inside_a_cluster_the_authority_may_have_words_above_it(service_account):
+    authority = service_account / "ca.crt"
+    authority.write_text("# Főtanúsítvány\n" + authority.read_text(), "utf-8")
+    assert find_api_server().host == "https://192.0.2.7:443"
+
+
+def test_inside_a_cluster_of_ipv6_the_address_stands_in_brackets(service_account, monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    assert find_api_server().host == "https://[fd00::1]:443"
+
+
+@pytest.mark.parametrize("file", ["token", "ca.crt"])
+@pytest.mark.parametrize("text", [None, "", "\udcff"])
+def test_inside_a_cluster_a_file_that_is_missing_or_empty_is_named(service_account, file, text):
+    (service_account / file).unlink()
+    if text is not None:
+        (service_account / file).write_text(text, "utf-8", "surrogateescape")
+    with pytest.raises(SourceError, match="the configuration of this pod cannot be used"):
+        find_api_server()
+
+
+def test_inside_a_cluster_only_the_clusters_own_authority_is_believed(service_account, certificate_authority, monkeypatch):
+    def answered_by(authority):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+            monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(listener.getsockname()[1]))
+            listener.settimeout(5)
+
+            def answer_once():
+                with contextlib.suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as connection:
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+            thread = threading.Thread(target=answer_once)
+            thread.start()
+            try:
+                return Connection(find_api_server, urllib3.Timeout(5)).get("/", {}).read()
+            finally:
+                thread.join()
+
+    assert answered_by(certificate_authority) == b"{}"
+    with pytest.raises(AttemptError, match="CERTIFICATE_VERIFY_FAILED"):
+        answered_by(trustme.CA())
 
 
 def test_a_proxy_of_the_environment_is_not_used_for_a_given_host(server, watch, monkeypatch):

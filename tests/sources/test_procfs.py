@@ -2,6 +2,8 @@
 
 import contextlib
 import csv
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,25 @@ def test_a_pid_given_to_another_process_is_read_anew(tmp_path):
     assert source.read([900]).processes[900].cgroup == ()
 
 
+def test_a_pid_that_changes_hands_while_it_is_read_is_no_ones(tmp_path):
+    proc = _Proc(tmp_path)
+    proc.add(77, CGROUP, start_time=100)
+    cgroup = tmp_path / "77" / "cgroup"
+    cgroup.unlink()
+    os.mkfifo(cgroup)  # the reader waits at it, after it has read `stat` for the first time
+
+    def change_hands():
+        with cgroup.open("w") as file:
+            (tmp_path / "77" / "stat").write_text(_stat(77, start_time=200))
+            file.write(CGROUP)
+
+    other = threading.Thread(target=change_hands)
+    other.start()
+    assert ProcfsSource(tmp_path).read([77]).processes == {}
+    other.join(5)
+    assert not other.is_alive()
+
+
 def test_what_is_known_of_a_process_is_not_read_again(tmp_path):
     proc = _Proc(tmp_path)
     proc.add(900, CGROUP)
@@ -188,6 +209,13 @@ def test_outside_the_hosts_pid_namespace_nothing_is_answered(tmp_path, tree):
         _Proc(tmp_path, **tree)
     with pytest.raises(SourceError, match="hostPID: true"):
         ProcfsSource(tmp_path).read([1])
+
+
+def test_a_first_process_that_cannot_be_read_tells_nothing_of_its_namespace(tmp_path):
+    _Proc(tmp_path, own_namespace="pid:[4026532001]", first_namespace=None)
+    (tmp_path / "1" / "stat").unlink()
+    with pytest.raises(SourceError, match=r"(?s)/1 cannot be read .*hostPID: true"):
+        ProcfsSource(tmp_path).read([])
 
 
 def test_a_node_that_is_itself_a_container_has_an_init_as_pid_1(tmp_path):
