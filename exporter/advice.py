@@ -274,7 +274,10 @@ def _freed(row: _Row, memory: int) -> tuple[int | None, str | None]:
     if not row.limits:
         return None, "its limit is not known, or it has none: so is what it would free"
     freed = sum(use.memory_limit_bytes - memory for use in row.running if use.memory_limit_bytes is not None)
-    return freed, None if row.running else f"none runs now; {_mib(max(row.limits) - memory)} MiB less while one does"
+    if row.running:
+        return freed, None
+    less = max(row.limits) - memory
+    return freed, f"none runs now; {_mib(abs(less))} MiB {'less' if less >= 0 else 'more'} while one does"
 
 
 def _set_by_node(memory: int, device: Device) -> str:

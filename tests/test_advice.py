@@ -207,6 +207,8 @@ def test_while_none_runs_nothing_is_freed():
     (row,) = advise(use(is_running=False))
     assert (row.pods, row.memory_limit_bytes, row.memory_freed_bytes) == (0, 20000 * MIB, 0)
     assert row.notes == ("none runs now; 7775 MiB less while one does",)
+    (row,) = advise(use(is_running=False, limit=10000))
+    assert row.notes[-1] == "none runs now; 2225 MiB more while one does"
 
 
 def test_what_running_pods_ask_counts_and_not_what_was_asked_before():

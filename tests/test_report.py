@@ -983,3 +983,79 @@ def test_the_order_of_lists_changes_nothing(world, seed):
     other = build(snapshot(shuffled(pods), mixed, owners, devices=shuffled(devices)), NOTHING_REMEMBERED, RULES)
     assert one[0] == replace(other[0], gpus=one[0].gpus)
     assert [row.memory_allocated_bytes for row in one[0].gpus] == [row.memory_allocated_bytes for row in other[0].gpus]
+
+
+# --- grants are kept ---
+
+
+def grants_of(*snapshots):
+    return [report.evidence.grants for report in play(snapshots)[0]]
+
+
+def test_a_grant_is_made_once_while_nothing_that_it_follows_from_changes():
+    half, other = kai_pod("half"), kai_pod("other", fraction="0.25")
+    same = ticks([half, other, RESERVATION], [gpu(processes=[(10, GIB)])], {10: (half, "main")}, count=4)
+    first, second, third, fourth = grants_of(*same)
+    # The first one pins the author's words, which the second is held to.
+    assert second[half.uid] is not first[half.uid]
+    assert all(fourth[uid] is third[uid] is second[uid] for uid in (half.uid, other.uid, RESERVATION.uid))
+
+
+def test_a_pod_that_changes_is_granted_anew():
+    half = kai_pod("half")
+    before = ticks([half, RESERVATION], [gpu()], {}, count=3)
+    edited = replace(half, annotations={"gpu-fraction": "0.25"})
+    grants = grants_of(*before, snapshot([edited, RESERVATION], [gpu()], at=15.0))
+    assert {claim.compute_ratio for claim in grants[-2][half.uid].claims} == {0.5}
+    assert {claim.compute_ratio for claim in grants[-1][half.uid].claims} == {0.25}
+
+
+def test_a_node_that_changes_grants_everyone_anew():
+    half = kai_pod("half")
+    before = ticks([half, RESERVATION], [gpu()], {}, count=3)
+    smaller = KubernetesReading(
+        pods={each.uid: each for each in (half, RESERVATION)}, node=NodeFacts(name="n", labels={"nvidia.com/gpu.memory": "40000"})
+    )
+    grants = grants_of(*before, snapshot([half, RESERVATION], [gpu()], at=15.0, kubernetes=smaller))
+    assert [claim.memory_bytes for claim in grants[-1][half.uid].claims] == [20000 * MIB]
+
+
+def test_a_pod_that_begins_to_use_another_gpu_is_granted_anew_and_its_neighbours_are_not():
+    limited = pod("limited", containers=("main",))
+    limited = replace(limited, containers=(replace(limited.containers[0], env=(EnvVar(name="CUDA_DEVICE_MEMORY_LIMIT", value="1024m"),)),))
+    half = kai_pod("half")
+    before = ticks([half, limited, RESERVATION], [gpu(), gpu(GPU_1)], {}, count=3)
+    on_gpu = snapshot([half, limited, RESERVATION], [gpu(), gpu(GPU_1, [(20, GIB)])], {20: (limited, "main")}, at=15.0)
+    grants = grants_of(*before, on_gpu)
+    assert not grants[-2][limited.uid].claims
+    assert [(claim.gpu_uuid, claim.memory_bytes) for claim in grants[-1][limited.uid].claims] == [(GPU_1, 1024 * MIB)]
+    assert grants[-1][half.uid] is grants[-2][half.uid]
+
+
+def test_device_ids_that_were_believed_stay_believed_through_reports_that_make_no_grant_anew():
+    slot = pod("slot")
+    devices = [(slot, [GPU_0])]
+    before = ticks([slot], [gpu()], {}, count=4, devices=devices)
+    edited = replace(slot, annotations={"hami.io/vgpu-node": "n", "hami.io/vgpu-devices-allocated": "x"})
+    grants = grants_of(*before, snapshot([edited], [gpu()], at=20.0, devices=devices))
+    assert {allocation.gpu_uuid for allocation in grants[-1][slot.uid].allocations} == {GPU_0}
+
+
+def test_the_daemon_of_mps_is_plumbing_in_the_namespaces_that_the_operator_named():
+    daemon = pod("mps-daemon", containers=("mps-control-daemon-ctr",), namespace="kube-system")
+    lookalike = pod("look-alike", containers=("mps-control-daemon-ctr",), namespace="team-a")
+    grants = grants_of(snapshot([daemon, lookalike], [gpu()]))[0]
+    assert (grants[daemon.uid].plumbing, grants[lookalike.uid].plumbing) == (True, False)
+
+
+def test_a_pod_that_was_handed_a_whole_gpu_and_uses_nothing_of_it_uses_0_there():
+    whole = pod("whole", annotations={"volcano.sh/gpu-index": "1"})
+    whole = replace(whole, containers=(replace(whole.containers[0], resource_limits={"volcano.sh/gpu-number": "1"}),))
+
+    def listed(uuid, minor):
+        reading = gpu(uuid)
+        return replace(reading, gpu=replace(reading.gpu, minor=minor))
+
+    report = play([snapshot([whole], [listed(GPU_0, 0), listed(GPU_1, 1)])])[0][0]
+    assert [(row.gpu_uuid, row.memory_used_bytes) for row in report.pods] == [(GPU_1, 0)]
+    assert report.containers == ()
