@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from exporter.explain import reasons, words
 from exporter.explain.gpu import ContainerShare, GpuEvidence
 from exporter.explain.process import ProcessEvidence, known_bytes
-from exporter.explain.process_text import describe_process, why_unattributed
+from exporter.explain.process_text import describe_process, held_memory, why_unattributed
 from exporter.explain.section import Section
 from exporter.health import Health
 from exporter.usage import Owner
@@ -21,18 +21,17 @@ def summarize_gpu(evidence: GpuEvidence, health: Health) -> str:
         return f"No process uses {uuid}{_in_mig_devices(evidence)}."
     parts = []
     if evidence.containers:
-        told = sum(share.memory_used_bytes or 0 for share in evidence.containers)
-        pods = len({(share.namespace, share.pod) for share in evidence.containers})
-        hidden = any(share.memory_used_bytes is None for share in evidence.containers)
-        at_least = " in those containers of which the driver tells it" if hidden else ""
-        parts.append(f"{words.memory(told)} by {words.count(pods, 'pod')}{at_least}")
-    parts += [
-        f"{words.memory(known_bytes(theirs))} by {reasons.UNATTRIBUTED[reason]} ({reason})"
-        for reason, theirs in evidence.unattributed.items()
-    ]
+        told = [share for share in evidence.containers if share.memory_used_bytes is not None]
+        hidden = {(share.namespace, share.pod) for share in evidence.containers if share.memory_used_bytes is None}
+        if told:
+            pods = len({(share.namespace, share.pod) for share in told})
+            parts.append(f"{words.memory(sum(share.memory_used_bytes or 0 for share in told))} by {words.count(pods, 'pod')}")
+        if hidden:
+            parts.append(f"an amount that the driver hides by {words.count(len(hidden), 'pod')}")
+    parts += [f"{held_memory(theirs)} by {reasons.UNATTRIBUTED[reason]} ({reason})" for reason, theirs in evidence.unattributed.items()]
     count = words.count(len(processes), "process", "processes")
     hold = "holds" if len(processes) == 1 else "hold"
-    return f"On {uuid} {count} {hold} {words.memory(known_bytes(processes))}: {words.join(parts)}."
+    return f"On {uuid} {count} {hold} {held_memory(processes)}: {words.join(parts)}."
 
 
 def tell_gpu(evidence: GpuEvidence, health: Health) -> tuple[Section, ...]:
@@ -59,9 +58,13 @@ def _tell_share(share: ContainerShare) -> Iterator[str]:
 
 def _tell_unattributed(evidence: GpuEvidence) -> Iterator[str]:
     for reason, processes in evidence.unattributed.items():
-        yield f"{words.memory(known_bytes(processes))} by {reasons.UNATTRIBUTED[reason]} ({reason})."
+        yield f"{_capital(held_memory(processes))} by {reasons.UNATTRIBUTED[reason]} ({reason})."
         for process in processes:
             yield describe_process(process, _whose(process, evidence))
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _whose(process: ProcessEvidence, evidence: GpuEvidence) -> str:

@@ -4,7 +4,8 @@ from exporter.breach import State
 from exporter.claims.claim import Scope
 from exporter.explain import reasons, words
 from exporter.explain.pod import Cause, LimitEvidence, PodEvidence, PodOnGpu, Standing
-from exporter.explain.process import UnknownUse, known_bytes
+from exporter.explain.process import UnknownUse
+from exporter.explain.process_text import held_memory
 from exporter.health import Health
 from exporter.judge import Resource
 from exporter.report import Missing
@@ -76,7 +77,7 @@ def _holding(on_gpu: PodOnGpu) -> str:
     if not processes:
         return "it had processes there, and has none now,"
     hold = "holds" if len(processes) == 1 else "hold"
-    return f"{words.count(len(processes), 'process', 'processes')} of it {hold} {words.memory(known_bytes(processes))} there,"
+    return f"{words.count(len(processes), 'process', 'processes')} of it {hold} {held_memory(processes)} there,"
 
 
 def _calm(evidence: PodEvidence, health: Health) -> str:
@@ -87,7 +88,7 @@ def _calm(evidence: PodEvidence, health: Health) -> str:
     if evidence.is_plumbing:
         return "is a part of a sharing system, or watches GPUs for one: it holds no claim, and is never flagged"
     if evidence.pod.ended:
-        uses = [f"{words.memory(known_bytes(each.processes))} on {each.gpu_uuid}" for each in evidence.on_gpus if each.processes]
+        uses = [f"{held_memory(each.processes)} on {each.gpu_uuid}" for each in evidence.on_gpus if each.processes]
         left = f"; processes of it still hold {words.join(uses)}" if uses else ""
         return f"has ended ({phase}), so it holds no claim and is not flagged{left}"
     if not evidence.on_gpus:

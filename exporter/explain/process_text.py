@@ -1,13 +1,22 @@
 """A process of a GPU in one sentence: its PID, its memory, its lists, its cgroup and so its container."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from exporter.explain import words
-from exporter.explain.process import ProcessEvidence
+from exporter.explain.process import ProcessEvidence, known_bytes
 from exporter.snapshot import CgroupRef, Pod
 from exporter.usage import Unattributed
 
 _SHORT_ID_CHARACTERS = 12
+
+
+def held_memory(processes: Iterable[ProcessEvidence]) -> str:
+    """Answer what processes hold together: `2.0 GiB`, `at least 2.0 GiB`, or an amount that the driver hides."""
+    processes = tuple(processes)
+    hidden = sum(process.memory_used_bytes is None for process in processes)
+    if not hidden:
+        return words.memory(known_bytes(processes))
+    return "an amount that the driver hides" if hidden == len(processes) else f"at least {words.memory(known_bytes(processes))}"
 
 
 def describe_process(process: ProcessEvidence, whose: str) -> str:

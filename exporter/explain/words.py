@@ -28,8 +28,9 @@ def _memory(amount_bytes: int, digits: int) -> str:
 
 
 def share(ratio: float) -> str:
-    """Answer a share: `50 %`."""
-    return f"{_percent(ratio, 1)} %"
+    """Answer a share: `50 %`; a small one with as many digits as tell it from none."""
+    digits = next((digits for digits in (1, 3, 6) if float(f"{100 * ratio:.{digits}f}")), 1)
+    return f"{_percent(ratio, digits)} %"
 
 
 def shares(used_ratio: float, limit_ratio: float) -> tuple[str, str]:

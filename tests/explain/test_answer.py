@@ -424,7 +424,7 @@ def test_each_reason_for_which_memory_has_no_container_is_told_with_its_cause():
     processes = [(1, GIB), (2, GIB), (3, 2 * GIB), (4, GIB), (99, 3 * MIB), (7, 4 * GIB), (8, None), (9, 5 * GIB)]
     told = explain(report_of(moment(processes=processes, cgroups=cgroups)), f"gpu={GPU}")
     assert told["summary"] == (
-        f"On {GPU} 8 processes hold 14.0 GiB: 4.0 GiB by 2 pods in those containers of which the driver tells it, 1.0 GiB by processes "
+        f"On {GPU} 8 processes hold at least 14.0 GiB: 4.0 GiB by 1 pod, an amount that the driver hides by 1 pod, 1.0 GiB by processes "
         "of the host, whose cgroup names no pod (host_process), 1.0 GiB by processes that had ended when /proc was read (process_gone), "
         "3.0 GiB by processes of pods or containers that are not known here (yet) (unknown_container), "
         "3.0 MiB by this exporter itself (exporter) and "
@@ -532,3 +532,15 @@ def test_lists_times_and_spans_are_told_as_people_do():
     assert words.moment(NOON) == "2025-12-01 12:00:00 UTC"
     assert [words.span(seconds) for seconds in (-1, 5, 119, 420, 18000, 300000)] == ["0 s", "5 s", "119 s", "7 min", "5 h", "3 days"]
     assert [words.share(ratio) for ratio in (0, 0.5, 1, 0.3333)] == ["0 %", "50 %", "100 %", "33.3 %"]
+
+
+def test_what_the_driver_hides_is_an_amount_and_never_0():
+    report = report_of(moment(processes=[(7, None), (1, None)], cgroups={7: IN_MAIN, 1: ()}))
+    assert explain(report, f"gpu={GPU}")["summary"] == (
+        f"On {GPU} 2 processes hold an amount that the driver hides: an amount that the driver hides by 1 pod and "
+        "an amount that the driver hides by processes of the host, whose cgroup names no pod (host_process)."
+    )
+
+
+def test_a_share_is_never_told_as_none_that_is_some():
+    assert (words.share(0.0001), words.share(0.5), words.share(0.0)) == ("0.01 %", "50 %", "0 %")
