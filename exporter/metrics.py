@@ -28,6 +28,7 @@ MAX_LABEL_CHARACTERS = 256
 """Longer label values are cut. Kubernetes names have at most 253 characters and label values 63."""
 
 Sample = tuple[Labels, float | None]
+_Items = tuple[list[tuple[Labels, Any]], list[Any]]
 Subject = TypeVar("Subject")
 Item = TypeVar("Item")
 
@@ -339,9 +340,21 @@ NODE_METRICS: tuple[Metric[Report], ...] = (
         "It is never put on a container, which may share the instance.",
         lambda row: row.reading.sm_utilization_ratio if row.reading else None,
     ),
-    GPU.gauge("gpu_memory_allocated_bytes", "Sum of the pods' memory limits on this GPU.", lambda row: row.memory_allocated_bytes),
-    GPU.gauge("gpu_compute_allocated_ratio", "Sum of the pods' compute limits on this GPU.", lambda row: row.compute_allocated_ratio),
-    GPU.gauge("gpu_pods", "Pods that have a claim or an allocation on this GPU, system pods left out.", lambda row: row.pods),
+    GPU.gauge(
+        "gpu_memory_allocated_bytes",
+        "Sum of the pods' memory limits on this GPU; absent while the pods are not known.",
+        lambda row: row.memory_allocated_bytes,
+    ),
+    GPU.gauge(
+        "gpu_compute_allocated_ratio",
+        "Sum of the pods' compute limits on this GPU; absent while the pods are not known.",
+        lambda row: row.compute_allocated_ratio,
+    ),
+    GPU.gauge(
+        "gpu_pods",
+        "Pods that have a claim or an allocation on this GPU, system pods left out; absent while the pods are not known.",
+        lambda row: row.pods,
+    ),
     UNATTRIBUTED.gauge(
         "gpu_unattributed_memory_bytes",
         "Memory of processes that belong to no container that can be shown, by reason.",
@@ -451,7 +464,7 @@ class _Families:
         self._health = health
         self._config_facts = config_facts
         self._safe: dict[Labels, Labels] = {}
-        self._items: dict[int, list[tuple[Labels, Any]] | None] = {}
+        self._items: dict[int, _Items] = {}
         self._repeated = 0
 
     def build(self) -> Iterator[Family]:
@@ -494,9 +507,9 @@ class _Families:
     def _samples(self, row: Metric[Subject], subject: Subject) -> tuple[tuple[Labels, float], ...]:
         if row.each is not None:
             entity, number_of = row.each
-            items = self._sorted_items(entity, subject)
-            if items is not None:
-                return tuple((labels, float(number)) for labels, item in items if (number := number_of(item)) is not None)
+            items, repeated = self._sorted_items(entity, subject)
+            self._repeated += sum(number_of(item) is not None for item in repeated)
+            return tuple((labels, float(number)) for labels, item in items if (number := number_of(item)) is not None)
         values: dict[Labels, float] = {}
         for labels, number in row.samples(subject):
             if number is None:
@@ -508,13 +521,23 @@ class _Families:
                 values[safe] = float(number)
         return tuple(values.items()) if row.kind == "histogram" else tuple(sorted(values.items()))
 
-    def _sorted_items(self, entity: Entity[Subject, Any], subject: Subject) -> list[tuple[Labels, Any]] | None:
-        """Answer an entity's items by their labels, for all of its rows; None where two have the same labels."""
-        if id(entity) not in self._items:
-            by_labels = {self._made_safe(entity.values(item)): item for item in entity.items(subject)}
-            is_unique = len(by_labels) == sum(1 for _ in entity.items(subject))
-            self._items[id(entity)] = [(labels, by_labels[labels]) for labels in sorted(by_labels)] if is_unique else None
-        return self._items[id(entity)]
+    def _sorted_items(self, entity: Entity[Subject, Any], subject: Subject) -> _Items:
+        """Answer an entity's items in the order of their labels, for all of its rows, and those whose labels another one has.
+
+        Of these the first stands in every row: a metric of one beside a metric of the other would be of neither.
+        """
+        known = self._items.get(id(entity))
+        if known is None:
+            by_labels: dict[Labels, Any] = {}
+            repeated = []
+            for item in entity.items(subject):
+                labels = self._made_safe(entity.values(item))
+                if labels in by_labels:
+                    repeated.append(item)
+                else:
+                    by_labels[labels] = item
+            known = self._items[id(entity)] = [(labels, by_labels[labels]) for labels in sorted(by_labels)], repeated
+        return known
 
     def _made_safe(self, labels: Labels) -> Labels:
         safe = self._safe.get(labels)

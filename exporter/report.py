@@ -144,9 +144,10 @@ class GpuReport:
     gpu: Gpu
     reading: GpuReading | None
     """None while the driver as a whole is away."""
-    memory_allocated_bytes: int
-    compute_allocated_ratio: float
-    pods: int
+    memory_allocated_bytes: int | None
+    """None, like the two below, while no pod was ever read, or not for so long that it is forgotten."""
+    compute_allocated_ratio: float | None
+    pods: int | None
     unattributed_bytes: Mapping[Unattributed, int] | None
     """By every reason; None while attribution is impossible."""
     processes_memory_hidden: int | None
@@ -672,13 +673,14 @@ class _Build:
                 sharers[pod.gpu_uuid] += pod.gpu_uuid in on_gpu
         # Without the driver there are no devices to show, only what was granted on them.
         granted = {uuid for uuid in {*memory, *sharers} if sharers[uuid] or memory[uuid]}
+        pods_are_known = self.snapshot.kubernetes is not None
         return tuple(
             GpuReport(
                 gpu=self.gpus.get(uuid, Gpu(gpu_uuid=uuid)),
                 reading=self.readings.get(uuid),
-                memory_allocated_bytes=memory[uuid],
-                compute_allocated_ratio=compute[uuid],
-                pods=sharers[uuid],
+                memory_allocated_bytes=memory[uuid] if pods_are_known else None,
+                compute_allocated_ratio=compute[uuid] if pods_are_known else None,
+                pods=sharers[uuid] if pods_are_known else None,
                 unattributed_bytes=self._unattributed(uuid),
                 processes_memory_hidden=self._hidden(uuid),
             )

@@ -1059,3 +1059,10 @@ def test_a_pod_that_was_handed_a_whole_gpu_and_uses_nothing_of_it_uses_0_there()
     report = play([snapshot([whole], [listed(GPU_0, 0), listed(GPU_1, 1)])])[0][0]
     assert [(row.gpu_uuid, row.memory_used_bytes) for row in report.pods] == [(GPU_1, 0)]
     assert report.containers == ()
+
+
+def test_while_the_pods_are_not_known_what_was_given_is_not_known_and_not_0():
+    row = play([snapshot([], [gpu(processes=[(10, GIB)])], kubernetes=None, kubernetes_is_current=False)])[0][0].gpus[0]
+    assert (row.memory_allocated_bytes, row.compute_allocated_ratio, row.pods) == (None, None, None)
+    row = play([snapshot([], [gpu()])])[0][0].gpus[0]
+    assert (row.memory_allocated_bytes, row.compute_allocated_ratio, row.pods) == (0, 0.0, 0)
