@@ -107,7 +107,8 @@ def wait_until(daemon, expected, *, seconds=20.0):
         if not missing:
             return time.monotonic() - began
         if time.monotonic() - began > seconds:
-            pytest.fail(f"after {seconds} s there is {missing}, expected {expected}")
+            daemon.stop()
+            pytest.fail(f"after {seconds} s there is {missing}, expected {expected}; the log: {''.join(daemon.log[-40:])}")
         time.sleep(0.05)
 
 

@@ -6,6 +6,7 @@ that a kubeconfig can say is the kubernetes package's to read; to load it costs 
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,13 +61,21 @@ def _of_this_cluster() -> ApiServer:
         )
     authority = SERVICE_ACCOUNT / "ca.crt"
     _read(authority, "utf-8")  # whose certificate it is may stand above it, in the owner's letters
-    _read(SERVICE_ACCOUNT / "token")
+    _read_token()
     return ApiServer(
         host=f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}",
         # No proxy of the environment: the address is one of the cluster's own.
         pool=urllib3.PoolManager(socket_options=_KEEPALIVE, ca_certs=str(authority)),
-        credentials=lambda: {"Authorization": f"Bearer {_read(SERVICE_ACCOUNT / 'token')}"},
+        credentials=lambda: {"Authorization": f"Bearer {_read_token()}"},
     )
+
+
+def _read_token() -> str:
+    path = SERVICE_ACCOUNT / "token"
+    token = _read(path)
+    if token.split() != [token]:
+        raise SourceError(f"the configuration of this pod cannot be used ({path} is no token: it has spaces or several lines)")
+    return token
 
 
 def _read(path: Path, encoding: str = "ascii") -> str:
@@ -82,7 +91,16 @@ def _read(path: Path, encoding: str = "ascii") -> str:
     return text
 
 
+# The package loads its parts when they are asked for, and each watch asks on a thread of its own.
+_loading = threading.Lock()
+
+
 def _of_kubeconfig(path: Path) -> ApiServer:
+    with _loading:
+        return _load_kubeconfig(path)
+
+
+def _load_kubeconfig(path: Path) -> ApiServer:
     import yaml  # noqa: PLC0415 - only who needs it pays for loading it
     from kubernetes.client import ApiClient, Configuration  # noqa: PLC0415
     from kubernetes.config import ConfigException, load_kube_config  # noqa: PLC0415

@@ -731,7 +731,7 @@ def test_closing_ends_reads_that_block_within_a_second(server, watch):
     started = time.monotonic()
     source.close()
     assert time.monotonic() - started < 1
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("watch-")])
+    eventually(lambda: not any(thread.is_alive() for thread in source.watch_threads().values()))
     assert threading.active_count() <= before + 4  # the server's own
 
 
@@ -901,6 +901,15 @@ def test_inside_a_cluster_the_service_account_is_used(service_account):
     assert found.credentials() == {"Authorization": "Bearer of-the-pod"}
     (service_account / "token").write_text("of-the-pod-rotated")
     assert found.credentials() == {"Authorization": "Bearer of-the-pod-rotated"}
+
+
+def test_inside_a_cluster_a_token_that_no_request_can_carry_is_refused_until_it_is_one(service_account):
+    found = find_api_server()
+    (service_account / "token").write_text("of\nthe-pod")
+    with pytest.raises(SourceError, match="is no token"):
+        found.credentials()
+    (service_account / "token").write_text("of-the-pod")
+    assert found.credentials() == {"Authorization": "Bearer of-the-pod"}
 
 
 def test_inside_a_cluster_the_authority_may_have_words_above_it(service_account):
