@@ -228,7 +228,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("scenario", Path, "a file", "Run on a simulated node from this scenario file."),
     Flag("demo", _switch, "true or false", "Run on the built-in simulated node.", default=False),
     Flag("once", _switch, "true or false", "Print one exposition to standard output and exit.", default=False),
-    Flag("at", parse_duration, "a time like 90s, 5m or 1h", "With --scenario and --once: the moment of the timeline to print."),
+    Flag("at", parse_duration, "a time like 90s, 5m or 1h", "With --once and --scenario or --demo: the moment of the timeline to print."),
 )
 
 _FIELDS = {"at": "at_seconds"}
@@ -236,7 +236,7 @@ _FIELDS = {"at": "at_seconds"}
 
 class _OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(f"{message}; --help says which flags and commands there are")
 
 
 # Kubernetes sets FGPU_PORT=tcp://10.96.1.2:9844 in every pod beside a Service called fgpu, and more that begins with FGPU_.

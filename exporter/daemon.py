@@ -91,6 +91,8 @@ def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) ->
     server.start()
     stack.callback(server.close)
     _log.info("state=started version=%s address=%s port=%d", __version__, config.listen_address, server.port)
+    if (config.demo or config.scenario) and not config.web_config_file:
+        _log.info("page=http://localhost:%d/", server.port)  # whoever runs a simulated node sits before it
 
     fatal: list[FatalSourceError] = []
 

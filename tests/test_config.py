@@ -42,7 +42,7 @@ def test_every_flag_can_be_set_by_a_variable_and_the_command_line_wins():
         (["--node-name", "n", "--pod-source", "kubelet", "--dra"], {}, "--dra and --pod-source kubelet: ResourceSlices"),
         ([], {}, "--node-name: not given, and NODE_NAME is not set"),
         ([*NODE, "--kubeconfig", "/nope"], {}, "--kubeconfig: '/nope' is not a file that is there"),
-        (["--colour"], {}, "unrecognized arguments: --colour"),
+        (["--colour"], {}, "unrecognized arguments: --colour; --help says which flags and commands there are"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(arguments, environment, says):

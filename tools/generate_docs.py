@@ -54,7 +54,7 @@ that cannot be used ends the program with status 2 and one line that says which 
 _API_HEAD = """\
 # The HTTP API
 
-Made from [node.v1.schema.json](node.v1.schema.json) , [history.v1.schema.json](history.v1.schema.json) and [explain.v1.schema.json](explain.v1.schema.json) by
+Made from [node.v1.schema.json](node.v1.schema.json), [history.v1.schema.json](history.v1.schema.json) and [explain.v1.schema.json](explain.v1.schema.json) by
 `make docs`.
 
 | path | what it answers |
@@ -92,7 +92,7 @@ _EXPLAIN_HEAD = """
 ## /api/v1/explain
 
 ```sh
-curl -s 'http://localhost:9844/api/v1/explain?pod=team-a/train' | jq -r .summary
+curl -s 'http://localhost:9844/api/v1/explain?pod=team-a/train' | jq -r '.summary // .error'
 ```
 
 `fgpu-exporter explain` prints the same for people: [explain.md](explain.md). A pod's name alone is enough where it is the only one. Errors are an object

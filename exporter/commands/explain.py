@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from typing import Any
 
 from exporter.commands.client import ClientError, add_arguments, client_of, printable
 
-_WIDTH = 120
+_MOST_COLUMNS = 120
+"""Longer lines are hard to read; so wide too where there is no terminal."""
+_LEAST_COLUMNS = 40
 _MAX_SENTENCE_CHARACTERS = 10_000
 _EXIT_USAGE = 2
 
@@ -28,7 +31,8 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(error, 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name may hold what the terminal's encoding has no letter for
-    sys.stdout.write(json.dumps(explanation, indent=2) + "\n" if parsed.json else render(explanation))
+    columns = max(_LEAST_COLUMNS, min(shutil.get_terminal_size((_MOST_COLUMNS, 24)).columns, _MOST_COLUMNS))
+    sys.stdout.write(json.dumps(explanation, indent=2) + "\n" if parsed.json else render(explanation, columns))
     return 0
 
 
@@ -37,21 +41,21 @@ def _fail(error: ClientError, status: int) -> int:
     return status
 
 
-def render(explanation: dict[str, Any]) -> str:
+def render(explanation: dict[str, Any], columns: int = _MOST_COLUMNS) -> str:
     """Answer the sentences as they are read on a terminal: the one that names the cause, then the evidence."""
-    lines = _wrapped(explanation["summary"], "", "")
+    lines = _wrapped(explanation["summary"], columns, "", "")
     for section in explanation["sections"]:
         lines += ["", printable(section["title"])]
         for sentence in section["sentences"]:
-            lines += _wrapped(sentence, "  ", "    ")
+            lines += _wrapped(sentence, columns, "  ", "    ")
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(sentence: str, first: str, others: str) -> list[str]:
+def _wrapped(sentence: str, columns: int, first: str, others: str) -> list[str]:
     # A uuid is one word: it is never broken.
     return textwrap.wrap(
         printable(sentence, _MAX_SENTENCE_CHARACTERS),
-        _WIDTH,
+        columns,
         initial_indent=first,
         subsequent_indent=others,
         break_long_words=False,

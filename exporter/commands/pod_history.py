@@ -222,4 +222,7 @@ def _why_nothing(ask: Ask, queries: Queries, url: str, window: Window) -> str:
         return f"{url} has no series of fgpu-exporter{where} {period}: is that the Prometheus that scrapes it, and is --time right?"
     if window.namespaces:
         return f"{url} knows no pod of {', '.join(window.namespaces)} on a GPU {period}: is --namespace right?"
-    return f"{url} has series of fgpu-exporter and no pod's memory {period}: has any pod used a GPU? docs/troubleshooting.md helps"
+    return (
+        f"{url} has series of fgpu-exporter and no pod's memory {period}: has any pod used a GPU, and for longer than --step "
+        f"{show_duration(window.step_seconds)}? docs/troubleshooting.md helps"
+    )

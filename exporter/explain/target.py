@@ -42,11 +42,11 @@ def find_pod(report: Report, evidence: Evidence, name: str, node: str) -> Pod:
 
 
 def find_gpu(report: Report, uuid: str, node: str) -> str:
-    """Answer the GPU's uuid as it is written. Raises NotFoundError."""
+    """Answer the GPU's uuid as it is written; its beginning is enough where no other one begins so. Raises NotFoundError."""
     uuids = [row.gpu.gpu_uuid for row in report.gpus]
-    found = next((each for each in uuids if each.lower() == uuid.lower()), None)
-    if found is not None:
-        return found
+    begun = [each for each in uuids if each.lower().startswith(uuid.lower())]
+    if len(begun) == 1:
+        return begun[0]
     where = f"node {node}" if node else "this node"
     if not uuids:
         raise NotFoundError(f"no GPU of {where} is known now: see why at /api/v1/node, under sources")
@@ -55,13 +55,14 @@ def find_gpu(report: Report, uuid: str, node: str) -> str:
 
 
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Answer a few names like this one: first those that have the same last part."""
+    """Answer a few names like this one: first those that have the same last part, then those of which it is the beginning."""
     names = list(dict.fromkeys(names))
     wanted = name.rpartition("/")[2]
     same = [each for each in names if wanted and each.rpartition("/")[2] == wanted]
+    begun = [each for each in names if wanted and each.rpartition("/")[2].lower().startswith(wanted.lower())]
     by_start = {each[:_COMPARED_CHARACTERS]: each for each in names}
     close = [by_start[start] for start in get_close_matches(name[:_COMPARED_CHARACTERS], by_start, _SHOWN_NAMES)]
-    return list(dict.fromkeys((*same, *close)))[:_SHOWN_NAMES]
+    return list(dict.fromkeys((*same, *begun, *close)))[:_SHOWN_NAMES]
 
 
 def _shown(name: str) -> str:

@@ -503,7 +503,7 @@ def test_a_selector_that_is_none_is_said(run):
     [
         ("renamed", "series have the exporter's labels namespace and pod as exported_namespace and exported_pod: scrape the exporter with"),
         ("old", "fgpu_pod_info is missing or lacks owner_kind, owner_name and role (exporter of version 0.0.9)"),
-        ("idle", "has series of fgpu-exporter and no pod's memory in the 24h looked at"),
+        ("idle", "no pod's memory in the 24h looked at: has any pod used a GPU, and for longer than --step 10m?"),
         ("plumbing", "only pods of the sharing systems themselves are on GPUs there"),
     ],
 )

@@ -544,3 +544,13 @@ def test_what_the_driver_hides_is_an_amount_and_never_0():
 
 def test_a_share_is_never_told_as_none_that_is_some():
     assert (words.share(0.0001), words.share(0.5), words.share(0.0)) == ("0.01 %", "50 %", "0 %")
+
+
+def test_the_beginning_of_a_uuid_is_enough_where_it_is_the_only_one():
+    report = report_of(moment())
+    assert explain(report, f"gpu={GPU[:8]}")["gpu"]["gpu_uuid"] == GPU
+
+
+def test_a_pod_is_found_by_the_beginning_of_its_name_among_those_that_are_meant():
+    with pytest.raises(NotFoundError, match=f"did you mean {TRAIN.namespace}/{TRAIN.name}"):
+        explain(report_of(moment()), f"pod={TRAIN.name[:2]}")
