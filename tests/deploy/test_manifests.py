@@ -267,7 +267,7 @@ def test_the_install_document_has_a_row_for_every_component_and_names_the_measur
     text = (DEPLOY.parent / "docs/install.md").read_text()
     assert sorted(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)) == sorted(path.name for path in (DEPLOY / "components").iterdir())
     assert CONTAINER["resources"] == {"requests": {"cpu": "20m", "memory": "80Mi"}, "limits": {"memory": "256Mi"}}
-    assert "request 128 MiB, limit 256 MiB" in text
+    assert "request 80 MiB, limit 256 MiB" in text
     assert "Request 20m" in text
     assert f"Kubernetes {OLDEST} to {NEWEST}" in text
 
