@@ -5,11 +5,10 @@ They read what the sampler published and change nothing.
 None of them touches a driver, a kubelet or an API server, so none can hang with one.
 """
 
-import gzip
 from collections.abc import Callable, Mapping
 from urllib.parse import parse_qsl
 
-from exporter.exposition import Exposition, accepts_gzip, choose_format
+from exporter.exposition import Exposition, accepts_gzip, choose_format, compress
 from exporter.history import build_history
 from exporter.node_json import About, Json, build_node, render_json
 from exporter.page import build_page
@@ -19,7 +18,6 @@ from exporter.server import Request, Response
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
-_GZIP_LEVEL = 1
 _MAX_FIELDS = 8
 
 
@@ -136,6 +134,6 @@ def _answer_json(value: Json, request: Request, *, status: int = 200) -> Respons
     # Nothing may keep it: the next sample makes it untrue.
     headers = [("Vary", "Accept-Encoding"), ("Cache-Control", "no-store")]
     if accepts_gzip(request.accept_encoding):
-        body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
+        body = compress(body)
         headers.append(("Content-Encoding", "gzip"))
     return Response(status, JSON, body, tuple(headers))

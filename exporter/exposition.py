@@ -49,6 +49,11 @@ def accepts_gzip(accept_encoding: str) -> bool:
     return any(name.strip().lower() == "gzip" and _quality(p.strip() for p in parameters) > 0 for name, *parameters in parts)
 
 
+def compress(body: bytes) -> bytes:
+    """Answer the bytes gzipped; equal ones always give equal ones."""
+    return gzip.compress(body, _GZIP_LEVEL, mtime=0)
+
+
 Encoding = tuple[Format, bool]
 """A format, and whether it is gzipped."""
 
@@ -100,7 +105,7 @@ class Exposition:
         if body is None:
             body = self._rendered.get((wire_format, False)) or self._render(wire_format)
             if compressed:
-                body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
+                body = compress(body)
             self._rendered[wire_format, compressed] = body
         return body
 

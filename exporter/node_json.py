@@ -12,6 +12,7 @@ from typing import Any
 
 from exporter import __version__
 from exporter.breach import Breach
+from exporter.claims.claim import Claim
 from exporter.health import Health, SourceHealth
 from exporter.judge import Resource
 from exporter.report import ClaimErrorReport, ClaimReport, ContainerReport, GpuReport, PodInfo, PodReport, Report
@@ -146,7 +147,7 @@ def _pod_on_gpu(row: PodReport, containers: Iterable[ContainerReport], claims: I
         "limit_exceeded_seconds_total": {resource.value: breach.exceeded_seconds_total for resource, breach in row.breaches.items()},
         "limit_breaches_total": {resource.value: breach.breaches_total for resource, breach in row.breaches.items()},
         "containers": [_container(container) for container in containers],
-        "claims": [_claim(claim) for claim in claims],
+        "claims": [build_claim(row.claim) for row in claims],
     }
 
 
@@ -175,8 +176,8 @@ def _container(row: ContainerReport) -> Json:
     }
 
 
-def _claim(row: ClaimReport) -> Json:
-    claim = row.claim
+def build_claim(claim: Claim) -> Json:
+    """Answer what one sharing system says."""
     return {
         "container": claim.container,
         "system": claim.system,

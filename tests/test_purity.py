@@ -67,7 +67,7 @@ ALLOWED = {
     "series_limit": {"report", "metrics", "judge", "snapshot", "usage"},
     "duration": set(),
     "advice": {"duration"},
-    "node_json": {"report", "judge", "breach", "health"},
+    "node_json": {"report", "judge", "breach", "health", "claims"},
     "history": {"report", "node_json"},
     "explain": {"explain", "report", "judge", "breach", "limits", "usage", "claims", "snapshot", "health", "node_json"},
 }

@@ -16,7 +16,7 @@ from exporter.explain.process import ProcessEvidence, known_bytes
 from exporter.explain.section import Section
 from exporter.explain.target import find_gpu, find_pod
 from exporter.health import Health
-from exporter.node_json import API_VERSION, About, Json
+from exporter.node_json import API_VERSION, About, Json, build_claim
 from exporter.report import Evidence, Report
 from exporter.usage import Owner
 
@@ -139,15 +139,9 @@ def _process(process: ProcessEvidence) -> Json:
 
 
 def _claim(evidence: ClaimEvidence) -> Json:
-    claim, derivation = evidence.claim, evidence.claim.derivation
+    derivation = evidence.claim.derivation
     return {
-        "container": claim.container,
-        "system": claim.system,
-        "scope": claim.scope.value,
-        "memory_bytes": claim.memory_bytes,
-        "compute_ratio": claim.compute_ratio,
-        "enforced": claim.enforced,
-        "shares": claim.shares,
+        **build_claim(evidence.claim),
         "contract": str(derivation.contract) if derivation else None,
         "memory_rule": str(derivation.memory) if derivation and derivation.memory else None,
         "compute_rule": str(derivation.compute) if derivation and derivation.compute else None,
