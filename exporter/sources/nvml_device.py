@@ -19,6 +19,7 @@ from enum import IntEnum
 from typing import Any, TypeAlias
 
 from exporter.snapshot import Gpu, GpuProcess, GpuReading
+from exporter.sources.nvml_decoding import decode_samples
 from exporter.sources.nvml_gpm import GpmSample, ask_for_sm_utilization, hold_sample, parse_ratio
 from exporter.sources.nvml_samples import Moment, Sample, SampleMemory, Step, is_doubtful, is_outdated, prime, reconsider, step
 
@@ -445,7 +446,7 @@ class DeviceReader:
             if error.value in (Code.NOT_FOUND, Code.SUCCESS):
                 return []
             raise
-        return [Sample(sample.pid, sample.timeStamp, sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil) for sample in samples]
+        return decode_samples(samples)
 
     def _step(self, memory: SampleMemory | None, samples: Sequence[Sample], listed_pids: frozenset[int] | None) -> Step:
         if memory is None or is_outdated(memory, self._moment):

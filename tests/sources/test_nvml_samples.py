@@ -1,7 +1,5 @@
 """The seconds that the driver's utilization samples come to."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,13 +144,13 @@ def test_old_samples_of_a_first_answer_may_be_days_apart():
 
 @pytest.mark.parametrize("absurd", [2**63, 2**64 - 1, 4_000_000_000 * SECOND])
 def test_an_absurd_stamp_in_the_first_answer_is_not_taken_for_the_newest(absurd):
-    taken = prime([sample(7, 0), replace(sample(8, 0), time_stamp=absurd)], moment(0), PID_MAX)
+    taken = prime([sample(7, 0), sample(8, 0)._replace(time_stamp=absurd)], moment(0), PID_MAX)
     assert (taken.memory.last_seen, taken.dropped) == (T, {"bad_timestamp": 1})
 
 
 def test_an_absurd_stamp_is_dropped_each_time_and_silences_nobody():
     memory = primed(sample(7, 0))
-    absurd = replace(sample(7, 0), time_stamp=2**62)
+    absurd = sample(7, 0)._replace(time_stamp=2**62)
     for at in (5, 10, 15):
         taken = advance(memory, [sample(7, at), absurd], at=at)
         assert taken.dropped == {"bad_timestamp": 1}
