@@ -1,5 +1,6 @@
 """The running program: a sampler on its thread, an HTTP server, signals. What it samples is handed in."""
 
+import gc
 import logging
 import signal
 import sys
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 _SIGNAL_SECONDS = 0.5
 """For so long a signal may go unseen."""
 _SWITCH_SECONDS = 0.0005
+_COLLECTION_THRESHOLDS = (20_000, 20, 50)
+"""A report is some ten thousand objects, without cycles: they go with the report, and a collection would look at them in vain."""
 
 
 def make_teller(config: Config, api: Callable[[], ApiServer], node_name: str, clock: Clock, stack: ExitStack) -> BreachTeller | None:
@@ -77,6 +80,9 @@ def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) ->
     """Sample and answer scrapes until a signal says to stop; answer the exit status. What is on the stack ends within 2 s."""
     # For so long may a sample in progress keep a scrape waiting each time that it needs the interpreter.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()  # what was loaded stays
+    gc.set_threshold(*_COLLECTION_THRESHOLDS)
     stop = threading.Event()
 
     def stop_on_signal(number: int, _frame: FrameType | None) -> None:

@@ -1,12 +1,13 @@
 """The text that a scrape gets. Each report is rendered at most once for each format and encoding; a scrape copies bytes.
 
-`Exposition` is called by HTTP threads and published by the sampler's; it belongs to one report and is thrown away with it. What was asked
-of the expositions before it is rendered before it is published: only the first scrape of its kind waits for a rendering.
+`Exposition` is called by HTTP threads and published by the sampler's; it belongs to one report and is thrown away with it. What a scrape is
+expected to ask of it, by the scrapes before, is rendered before it is published: only an unexpected scrape waits for a rendering.
 """
 
 import gzip
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import generate_latest as generate_text
@@ -19,6 +20,9 @@ from exporter.text_format import Format, render_families
 
 # Level 9 takes ten times as long as level 1 to save a fifth of the bytes.
 _GZIP_LEVEL = 1
+
+_GAPS = 4
+_EARLY = 0.9
 
 
 def choose_format(accept: str) -> Format:
@@ -58,6 +62,25 @@ Encoding = tuple[Format, bool]
 """A format, and whether it is gzipped."""
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """When an encoding was last asked for. Times are those of the reports that it was asked of: monotonic seconds."""
+
+    seconds: float
+    gaps_seconds: tuple[float, ...] = ()
+    """Between the last few reports that it was asked of."""
+
+    def again(self, seconds: float) -> "Demand":
+        """Answer the demand after a scrape of a report of this time."""
+        if seconds == self.seconds:
+            return self
+        return Demand(seconds, (*self.gaps_seconds, seconds - self.seconds)[-_GAPS:])
+
+    def is_due(self, seconds: float) -> bool:
+        """Answer whether the next scrape may well be of a report of this time: samples and scrapes come a little early or late."""
+        return seconds - self.seconds >= _EARLY * min(self.gaps_seconds, default=0.0)
+
+
 class Exposition:
     """One report, ready to be served in any format."""
 
@@ -67,7 +90,7 @@ class Exposition:
         self._config_facts = config_facts
         self._lock = threading.Lock()
         self._rendered: dict[Encoding, bytes] = {}
-        self._asked: dict[Encoding, float] = {}
+        self._demand: dict[Encoding, Demand] = {}
         self._own: Exposition | None = None
 
     def without_report(self) -> "Exposition":
@@ -80,24 +103,27 @@ class Exposition:
             return self._own
 
     def prepare(self, before: "Exposition", *, keep_seconds: float) -> None:
-        """Render what was asked of the exposition before this one, or in the last seconds of those before that."""
+        """Render what is expected to be asked of this exposition by what was asked of those before it, in so many seconds."""
         if self.report is None:
             return
-        for encoding, asked_seconds in before.asked().items():
-            if self.report.monotonic_seconds - asked_seconds <= keep_seconds:
-                self._asked[encoding] = asked_seconds
-                self._bytes(*encoding)
+        now = self.report.monotonic_seconds
+        for encoding, demand in before.demand().items():
+            if now - demand.seconds <= keep_seconds:
+                self._demand[encoding] = demand
+                if demand.is_due(now):
+                    self._bytes(*encoding)
 
-    def asked(self) -> dict[Encoding, float]:
-        """Answer when each encoding was last asked for: the monotonic time of the report that it was asked of."""
+    def demand(self) -> Mapping[Encoding, Demand]:
+        """Answer what was asked of this exposition and of those before it."""
         with self._lock:
-            return dict(self._asked)
+            return dict(self._demand)
 
     def render(self, wire_format: Format, *, compressed: bool) -> bytes:
         """Answer the exposition's bytes, gzipped if so asked."""
         with self._lock:
             if self.report is not None:
-                self._asked[wire_format, compressed] = self.report.monotonic_seconds
+                now, encoding = self.report.monotonic_seconds, (wire_format, compressed)
+                self._demand[encoding] = self._demand[encoding].again(now) if encoding in self._demand else Demand(now)
             return self._bytes(wire_format, compressed)
 
     def _bytes(self, wire_format: Format, compressed: bool) -> bytes:  # noqa: FBT001 - an Encoding

@@ -342,15 +342,39 @@ def test_until_every_source_has_answered_the_start_samples_often_but_not_for_lon
 
 def test_what_a_scrape_asked_for_is_rendered_before_the_next_report_is_published(sampler, clock):
     tick(sampler, clock)
-    assert not sampler.exposition.asked()
+    assert not sampler.exposition.demand()
     sampler.exposition.render(Format.OPENMETRICS, compressed=True)
     tick(sampler, clock, 26)
-    assert list(sampler.exposition.asked()) == [(Format.OPENMETRICS, True)]
+    assert list(sampler.exposition.demand()) == [(Format.OPENMETRICS, True)]
     prepared = sampler.exposition._rendered[Format.OPENMETRICS, True]
     assert sampler.exposition.render(Format.OPENMETRICS, compressed=True) is prepared
     tick(sampler, clock, 27)
-    assert not sampler.exposition.asked()
+    assert not sampler.exposition.demand()
     assert not sampler.exposition._rendered
+
+
+@pytest.mark.parametrize(
+    ("scrape_after", "prepared_after"),
+    [
+        ([1], [1]),
+        ([3], [3]),
+        ([3, 3, 2, 3], [2, 3]),  # a scrape that comes about when a sample does
+        ([1, 2], [1, 2]),  # two servers that scrape every third sample
+        ([12], [11, 12]),
+    ],
+)
+def test_only_the_reports_are_rendered_beforehand_that_a_scrape_is_expected_of(sampler, clock, scrape_after, prepared_after):
+    tick(sampler, clock)
+    prepared = set()
+    for scrape in range(13):
+        samples = scrape_after[scrape % len(scrape_after)]
+        sampler.exposition.render(Format.TEXT, compressed=True)
+        for sample in range(1, samples + 1):
+            tick(sampler, clock)
+            if sampler.exposition._rendered and scrape > 4:
+                prepared.add(sample)
+        assert scrape < 4 or (Format.TEXT, True) in sampler.exposition._rendered
+    assert prepared == set(prepared_after)
 
 
 def test_host_files_are_read_of_the_pods_and_processes_that_are_known_and_are_a_source_like_any_other(node, clock):
