@@ -3,10 +3,11 @@
 import gc
 import logging
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from random import Random
 from types import FrameType
 
@@ -25,8 +26,6 @@ from exporter.text_format import Format
 
 _log = logging.getLogger(__name__)
 
-_SIGNAL_SECONDS = 0.5
-"""For so long a signal may go unseen."""
 _SWITCH_SECONDS = 0.0005
 _COLLECTION_THRESHOLDS = (20_000, 20, 50)
 """A report is some ten thousand objects, without cycles: they go with the report, and a collection would look at them in vain."""
@@ -84,6 +83,12 @@ def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) ->
     gc.freeze()  # what was loaded stays
     gc.set_threshold(*_COLLECTION_THRESHOLDS)
     stop = threading.Event()
+    # The kernel may hand a signal to any thread, and Python runs its handler in this one, once this one runs: the interpreter writes to
+    # the socket that this thread waits at.
+    bell, listener = socket.socketpair()
+    bell.settimeout(0)
+    stack.callback(_hang_up, bell, listener)
+    signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
 
     def stop_on_signal(number: int, _frame: FrameType | None) -> None:
         _log.info("state=stopping signal=%s", signal.Signals(number).name)
@@ -108,15 +113,22 @@ def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) ->
         except FatalSourceError as error:
             fatal.append(error)
             stop.set()
+            with suppress(OSError):  # it is full, or the program ends already
+                bell.send(b"\0")
 
     # A daemon, so that a call of the driver that never returns cannot keep the process from ending.
     threading.Thread(target=sample, name="sampler", daemon=True).start()
-    # The kernel may hand a signal to any thread; Python runs its handler in this one, once this one runs.
-    while not stop.wait(_SIGNAL_SECONDS):
-        pass
+    while not stop.is_set():
+        listener.recv(1)
     if fatal:
         raise fatal[0]
     return 0
+
+
+def _hang_up(bell: socket.socket, listener: socket.socket) -> None:
+    signal.set_wakeup_fd(-1)
+    bell.close()
+    listener.close()
 
 
 def print_exposition(exposition: Exposition) -> None:
