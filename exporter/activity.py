@@ -1,6 +1,7 @@
 """What a container or pod did on one GPU over time: counters, peaks and means over a window. Pure: state in, state out."""
 
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 
 from exporter.usage import IDLE, BusySeconds
 
@@ -41,12 +42,13 @@ class Activity:
 
     def _over(self, now_seconds: float, window_seconds: float) -> tuple[float, float]:
         covered = busy = 0.0
-        for interval in self.intervals:
-            overlap = interval.end_seconds - max(interval.start_seconds, now_seconds - window_seconds)
-            length = interval.end_seconds - interval.start_seconds
-            if overlap > 0:
-                covered += overlap
-                busy += interval.sm_seconds * (overlap / length)
+        start_seconds = now_seconds - window_seconds
+        for interval in reversed(self.intervals):
+            overlap = interval.end_seconds - max(interval.start_seconds, start_seconds)
+            if overlap <= 0:
+                break
+            covered += overlap
+            busy += interval.sm_seconds * (overlap / (interval.end_seconds - interval.start_seconds))
         return covered, busy
 
 
@@ -64,7 +66,7 @@ def add_memory(activity: Activity, memory_used_bytes: int | None) -> Activity:
 
 def add_busy(activity: Activity, busy: BusySeconds, *, start_seconds: float | None, end_seconds: float, keep_seconds: float) -> Activity:
     """Answer the activity after an interval; without a start (the first reading) only the counters can know of it."""
-    kept = tuple(interval for interval in activity.intervals if interval.end_seconds > end_seconds - keep_seconds)
+    kept = tuple(dropwhile(lambda interval: interval.end_seconds <= end_seconds - keep_seconds, activity.intervals))
     if start_seconds is not None and start_seconds < end_seconds:
         kept = (*kept, Interval(start_seconds, end_seconds, busy.sm))
     return Activity(

@@ -7,10 +7,10 @@ away.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from exporter.claims.claim import Claim, Scope
+from exporter.claims.claim import Allocation, Claim, Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,21 @@ class PodLimits:
 
 
 NO_CONTAINER_LIMITS = ContainerLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuShare:
+    """What a pod was given of one GPU."""
+
+    holders: frozenset[str] = frozenset()
+    """Containers that were given the GPU, with or without an amount."""
+    container_limits: Mapping[str, ContainerLimits] = field(default_factory=dict)
+    """By container; one without a claim has none."""
+    pod_claims: tuple[Claim, ...] = ()
+    """Those of the pod as a whole."""
+
+
+NO_SHARE = GpuShare()
 
 
 def build_container_limits(claims: Iterable[Claim]) -> ContainerLimits:
@@ -83,6 +98,26 @@ def build_pod_limits(pod_claims: Iterable[Claim], containers: Iterable[Container
         memory_bytes=min(memory, default=sum(memory_of_containers) if memory_of_containers else None),
         compute_ratio=min(compute, default=sum(compute_of_containers) if compute_of_containers and not unlimited else None),
     )
+
+
+def build_gpu_shares(claims: Iterable[Claim], allocations: Iterable[Allocation]) -> dict[str, GpuShare]:
+    """Answer by GPU what a pod was given, from all its claims and allocations."""
+    grouped = group_by_gpu_and_container(claims)
+    holders: dict[str, set[str]] = defaultdict(set)
+    limits: dict[str, dict[str, ContainerLimits]] = defaultdict(dict)
+    for gpu_uuid, container in [*grouped, *((allocation.gpu_uuid, allocation.container) for allocation in allocations)]:
+        holders[gpu_uuid].update({container} - {""})
+    for (gpu_uuid, container), theirs in grouped.items():
+        if container:
+            limits[gpu_uuid][container] = build_container_limits(theirs)
+    return {
+        gpu_uuid: GpuShare(
+            holders=frozenset(containers),
+            container_limits=limits[gpu_uuid],
+            pod_claims=tuple(grouped.get((gpu_uuid, ""), ())),
+        )
+        for gpu_uuid, containers in holders.items()
+    }
 
 
 def group_by_gpu_and_container(claims: Iterable[Claim]) -> dict[tuple[str, str], list[Claim]]:

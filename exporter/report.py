@@ -16,13 +16,7 @@ from exporter.claims.dra import held_devices
 from exporter.claims.kai import GpuGroup, gpu_groups, queue
 from exporter.claims.pins import Pins
 from exporter.judge import ContainerBreaches, ContainerKey, Judge, PodBreaches, Resource
-from exporter.limits import (
-    ContainerLimits,
-    PodLimits,
-    build_container_limits,
-    build_pod_limits,
-    group_by_gpu_and_container,
-)
+from exporter.limits import NO_CONTAINER_LIMITS, NO_SHARE, ContainerLimits, GpuShare, PodLimits, build_gpu_shares, build_pod_limits
 from exporter.regions import NOT_COUNTED, CoreCount, build_core_counts
 from exporter.snapshot import (
     Container,
@@ -245,13 +239,27 @@ class GrantInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a pod was given, and what the report says of that alone."""
+
+    follows_from: GrantInput
+    grant: Grant
+    pins: Pins
+    shares: Mapping[str, GpuShare]
+    """By GPU."""
+    claims: tuple[ClaimReport, ...]
+    claim_errors: tuple[ClaimErrorReport, ...]
+    info: PodInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
     """The grants of a report and all that they followed from: a grant is made once, and anew only when that changes."""
 
     node: Node
     believed_before: frozenset[str]
     believed: frozenset[str]
-    by_pod: Mapping[str, tuple[GrantInput, Grant, Pins]]
+    by_pod: Mapping[str, Given]
     """By UID."""
 
 
@@ -316,7 +324,7 @@ class _Build:
             self.known_gpus[uid].add(uuid)
         self.core_counts: dict[tuple[Owner, str], CoreCount] = {}
         self.region_limits: dict[tuple[Owner, str], int] = {}
-        self.grants: dict[str, Grant] = {}
+        self.given: dict[str, Given] = {}
         self.pins: dict[str, Pins] = {}
         self.believed: frozenset[str] = frozenset()
         self.granted: Granted | None = None
@@ -409,54 +417,76 @@ class _Build:
         if before is not None and (before.node != self.node or before.believed_before != self.memory.believed):
             before = None
         granter = None if before else Granter(self.node, self.memory.believed)
-        by_pod = {}
         for pod in self.pods:
-            given = GrantInput(
+            follows_from = GrantInput(
                 self.memory.pins.get(pod.uid, {}),
                 {container: frozenset(uuids) for container, uuids in self.used_by_pod.get(pod.uid, {}).items()},
                 region_limits.get(pod.uid, {}),
             )
-            known = before.by_pod.get(pod.uid) if before else None
-            if known is None or known[0] != given:
+            given = before.by_pod.get(pod.uid) if before else None
+            if given is None or given.follows_from != follows_from:
                 granter = granter or Granter(self.node, self.memory.believed)
-                known = given, *granter.grant(pod, given.pins, given.gpus_used_by_container, given.region_limits)
-            by_pod[pod.uid] = known
-            _, self.grants[pod.uid], pins = known
-            if pins:
-                self.pins[pod.uid] = pins
+                given = self._give(pod, granter, follows_from)
+            self.given[pod.uid] = given
+            if given.pins:
+                self.pins[pod.uid] = given.pins
         self.believed = granter.believed if granter else before.believed if before else frozenset()
-        self.granted = Granted(node=self.node, believed_before=self.memory.believed, believed=self.believed, by_pod=by_pod)
+        self.granted = Granted(node=self.node, believed_before=self.memory.believed, believed=self.believed, by_pod=self.given)
+
+    def _give(self, pod: Pod, granter: Granter, follows_from: GrantInput) -> Given:
+        grant, pins = granter.grant(pod, follows_from.pins, follows_from.gpus_used_by_container, follows_from.region_limits)
+        return Given(
+            follows_from=follows_from,
+            grant=grant,
+            pins=pins,
+            shares=build_gpu_shares(grant.claims, grant.allocations),
+            claims=tuple(
+                ClaimReport(namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, claim=claim)
+                for claim in sorted(grant.claims, key=lambda claim: (claim.gpu_uuid, claim.container, claim.system, claim.scope))
+            ),
+            claim_errors=tuple(
+                ClaimErrorReport(namespace=pod.namespace, pod=pod.name, system=system, errors=errors)
+                for system, errors in sorted(grant.errors.items())
+            ),
+            info=PodInfo(
+                namespace=pod.namespace,
+                pod=pod.name,
+                pod_uid=pod.uid,
+                queue=queue(pod) or "",
+                owner_kind=pod.owner_kind or "",
+                owner_name=pod.owner_name or "",
+                scheduler=pod.scheduler_name or "",
+                role="system" if grant.plumbing or pod.namespace in self.system_namespaces else "workload",
+            ),
+        )
 
     # --- one pod ---
 
     def _report_pod(self, pod: Pod) -> tuple[list[ContainerReport], list[PodReport]]:
-        grant = self.grants[pod.uid]
-        claims = group_by_gpu_and_container(grant.claims)
+        given = self.given[pod.uid]
         containers, pods = [], []
-        for uuid in sorted(self._gpus_of(pod, grant)):
-            of_gpu = self._report_containers(pod, grant, claims, uuid)
+        for uuid in sorted(self._gpus_of(pod, given)):
+            share = given.shares.get(uuid, NO_SHARE)
+            of_gpu = self._report_containers(pod, given.grant, share, uuid)
             containers += of_gpu
-            pods.append(self._report_pod_on_gpu(pod, grant, claims, uuid, of_gpu))
+            pods.append(self._report_pod_on_gpu(pod, given.grant, share, uuid, of_gpu))
         return containers, pods
 
-    def _gpus_of(self, pod: Pod, grant: Grant) -> set[str]:
-        gpus = {allocation.gpu_uuid for allocation in grant.allocations} | {claim.gpu_uuid for claim in grant.claims}
-        gpus = gpus.union(*self.used_by_pod.get(pod.uid, {}).values())
+    def _gpus_of(self, pod: Pod, given: Given) -> set[str]:
+        gpus = set(given.shares).union(*self.used_by_pod.get(pod.uid, {}).values())
         # A GPU that the pod used before: its counters stand as long as the pod does.
         return gpus if pod.ended else gpus | self.known_gpus.get(pod.uid, set())
 
-    def _report_containers(self, pod: Pod, grant: Grant, claims: Mapping[tuple[str, str], list[Claim]], uuid: str) -> list[ContainerReport]:
+    def _report_containers(self, pod: Pod, grant: Grant, share: GpuShare, uuid: str) -> list[ContainerReport]:
         reports = []
         usage = self.usage.get(uuid)
-        holds = {allocation.container for allocation in grant.allocations if allocation.gpu_uuid == uuid}
-        holds |= {container for gpu_uuid, container in claims if gpu_uuid == uuid}
-        for container in self._containers_on(pod, uuid, holds):
+        for container in self._containers_on(pod, uuid, share.holders):
             owner = Owner(pod.uid, container.name, container.container_id or "")
             use = usage.by_owner.get(owner) if usage else None
             activity = self._advance_container(pod, container, owner, uuid, use)
-            if use is None and container.name not in holds:
+            if use is None and container.name not in share.holders:
                 continue
-            limits = build_container_limits(claims.get((uuid, container.name), ()))
+            limits = share.container_limits.get(container.name, NO_CONTAINER_LIMITS)
             if use is None and usage is not None:
                 use = Use()
             tells = self._busy_on(uuid) is not None
@@ -492,12 +522,12 @@ class _Build:
             )
         return reports
 
-    def _containers_on(self, pod: Pod, uuid: str, holds: set[str]) -> list[Container]:
+    def _containers_on(self, pod: Pod, uuid: str, holders: frozenset[str]) -> list[Container]:
         """Answer the containers that can have anything on a GPU. An author may write thousands of containers and GPUs that never are."""
         is_listed = uuid in self.gpus
-        if not is_listed and not holds:
+        if not is_listed and not holders:
             return []
-        return [each for each in pod.containers if each.name in holds or (is_listed and each.container_id is not None)]
+        return [each for each in pod.containers if each.name in holders or (is_listed and each.container_id is not None)]
 
     def _advance_container(self, pod: Pod, container: Container, owner: Owner, uuid: str, use: Use | None) -> Activity:
         key = (ContainerKey(pod.uid, container.name, container.container_id), uuid)
@@ -533,20 +563,19 @@ class _Build:
         self,
         pod: Pod,
         grant: Grant,
-        claims: Mapping[tuple[str, str], list[Claim]],
+        share: GpuShare,
         uuid: str,
         containers: list[ContainerReport],
     ) -> PodReport:
         usage = self.usage.get(uuid)
-        pod_claims = claims.get((uuid, ""), [])
-        limits = build_pod_limits(pod_claims, (container.limits for container in containers))
+        limits = build_pod_limits(share.pod_claims, (container.limits for container in containers))
         activity = self.memory.pod_activity.get((pod.uid, uuid), NO_ACTIVITY)
         tells = self._busy_on(uuid) is not None
         if tells:
             activity = self._add_busy(activity, uuid, self.busy_by_pod.get((pod.uid, uuid), IDLE))
         self.pod_activity[pod.uid, uuid] = activity
         used = [container.memory_used_bytes for container in containers]
-        is_there = bool(containers or pod_claims or self._is_allocated(grant, uuid))
+        is_there = bool(containers or share.pod_claims or self._is_allocated(grant, uuid))
         memory_used_bytes = None
         if usage is not None and is_there and None not in used:
             memory_used_bytes = sum(value for value in used if value is not None)
@@ -612,27 +641,16 @@ class _Build:
 
     def _report(self, containers: list[ContainerReport], pods: list[PodReport]) -> Report:
         nvml = self.snapshot.nvml
-        by_uid = {pod.uid: pod for pod in self.pods}
-        shown = {pod.pod_uid for pod in pods} | {uid for uid, grant in self.grants.items() if grant.plumbing}
+        shown = {pod.pod_uid for pod in pods} | {uid for uid, given in self.given.items() if given.grant.plumbing}
         return Report(
             time_seconds=self.snapshot.time_seconds,
             monotonic_seconds=self.now,
             driver_version=nvml.driver_version if nvml else None,
             containers=tuple(containers),
             pods=tuple(pods),
-            pod_infos=tuple(self._pod_info(by_uid[uid]) for uid in by_uid if uid in shown),
-            claims=tuple(
-                ClaimReport(namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, claim=claim)
-                for pod in self.pods
-                for claim in sorted(
-                    self.grants[pod.uid].claims, key=lambda claim: (claim.gpu_uuid, claim.container, claim.system, claim.scope)
-                )
-            ),
-            claim_errors=tuple(
-                ClaimErrorReport(namespace=pod.namespace, pod=pod.name, system=system, errors=errors)
-                for pod in self.pods
-                for system, errors in sorted(self.grants[pod.uid].errors.items())
-            ),
+            pod_infos=tuple(given.info for uid, given in self.given.items() if uid in shown),
+            claims=tuple(claim for given in self.given.values() for claim in given.claims),
+            claim_errors=tuple(error for given in self.given.values() for error in given.claim_errors),
             gpus=self._report_gpus(pods),
             gpus_unidentified=nvml.gpus_unidentified if nvml else None,
             gpu_groups=gpu_groups(self.node),
@@ -643,21 +661,9 @@ class _Build:
                 rules=self.rules,
                 identities=self.identities,
                 usage=self.usage,
-                grants=self.grants,
+                grants={uid: given.grant for uid, given in self.given.items()},
                 pod_activity=self.pod_activity,
             ),
-        )
-
-    def _pod_info(self, pod: Pod) -> PodInfo:
-        return PodInfo(
-            namespace=pod.namespace,
-            pod=pod.name,
-            pod_uid=pod.uid,
-            queue=queue(pod) or "",
-            owner_kind=pod.owner_kind or "",
-            owner_name=pod.owner_name or "",
-            scheduler=pod.scheduler_name or "",
-            role="system" if self.grants[pod.uid].plumbing or pod.namespace in self.system_namespaces else "workload",
         )
 
     def _report_gpus(self, pods: Iterable[PodReport]) -> tuple[GpuReport, ...]:
@@ -667,10 +673,8 @@ class _Build:
         for pod in pods:
             memory[pod.gpu_uuid] += pod.limits.memory_bytes or 0
             compute[pod.gpu_uuid] += pod.limits.compute_ratio or 0.0
-            grant = self.grants[pod.pod_uid]
             if pod.namespace not in self.system_namespaces:
-                on_gpu = {claim.gpu_uuid for claim in grant.claims} | {allocation.gpu_uuid for allocation in grant.allocations}
-                sharers[pod.gpu_uuid] += pod.gpu_uuid in on_gpu
+                sharers[pod.gpu_uuid] += pod.gpu_uuid in self.given[pod.pod_uid].shares
         # Without the driver there are no devices to show, only what was granted on them.
         granted = {uuid for uuid in {*memory, *sharers} if sharers[uuid] or memory[uuid]}
         pods_are_known = self.snapshot.kubernetes is not None
@@ -714,7 +718,7 @@ class _Build:
         listed = memory.listed_by_kubelet
         if kubelet is not None and self.snapshot.kubelet_is_current:
             listed = frozenset((pod.namespace, pod.name) for pod in kubelet.pods)
-        granted = {allocation.gpu_uuid for grant in self.grants.values() for allocation in grant.allocations}
+        granted = {allocation.gpu_uuid for given in self.given.values() for allocation in given.grant.allocations}
         gpus = self.gpus
         if self.snapshot.nvml is not None:
             gpus = {uuid: gpu for uuid, gpu in gpus.items() if uuid in self.readings or uuid in granted}

@@ -242,7 +242,7 @@ def test_a_row_tells_use_beside_limit_and_whose_it_is(look, demo):
         "embedder-7c9d8b6f5-x2k4q nlp · queue nlp",
         "GPU 0",
         "11.5 of 15.6 GiB",
-        "14 %, limit 20 %",
+        "13 %, limit 20 %",
         "✓ within its limits",
     ]
     assert cells["notebook-maria-0"][2] == "0 B of 15.9 GiB"

@@ -4,6 +4,7 @@ Signals and answers wake the loop by a byte in a pipe, so that nothing happens i
 """
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -232,6 +233,11 @@ def run_live(
         poller.start()
         try:
             LiveView(screen, poller, waker, state, terminal).run(console)
+        except (OSError, termios.error) as error:
+            if error.args[0] != errno.EIO:
+                raise
+            # The terminal is gone. The signal that says so may come after a write has failed, and ends the program.
+            os.kill(os.getpid(), signal.SIGHUP)
         finally:
             poller.stop()
     return 0

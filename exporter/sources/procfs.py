@@ -6,6 +6,7 @@ a `SourceError`: a PID of one namespace must never be looked up in another. Need
 Formats: proc(5) and cgroups(7). How kubelets and runtimes name cgroups: tests/data/cgroup-samples.tsv.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -144,9 +145,12 @@ class ProcfsSource:
         return ProcessFacts(pid=pid, start_time_ticks=start_time_ticks, comm=comm, cgroup=cgroup)
 
     def _read_stat(self, pid: int | str) -> str:
-        # Read of every process at every sample: one call each for a line that the kernel gives whole.
-        with open(f"{self._root}/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs more than the reading
-            return (file.read(_MAX_STAT_BYTES) or b"").decode("utf-8", "replace")
+        # Read of every process at every sample: a file object costs more than the reading of a line that the kernel gives whole.
+        descriptor = os.open(f"{self._root}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _MAX_STAT_BYTES).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
 
     def _read_cgroup(self, pid: int | str) -> str:
         with (self._root / str(pid) / "cgroup").open("rb") as file:
