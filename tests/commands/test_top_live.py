@@ -147,4 +147,5 @@ def test_a_terminal_that_is_gone_ends_it(demo, terminal):
     shown = terminal(demo.url, demo.sample_seconds)
     shown.wait_for("q quit")
     shown.hang_up()
-    assert shown.process.wait(timeout=10) == -signal.SIGHUP
+    # It may see the end of its terminal before it is sent the signal that says so.
+    assert shown.process.wait(timeout=10) in (0, -signal.SIGHUP)
