@@ -4,12 +4,14 @@ Called by the sampler's thread. A kubelet that cannot be asked, or answers what 
 each read: together they cost a few milliseconds, and an old GetAllocatableResources beside a new List would make wrong shares.
 
 A channel lives for one read. The socket is made anew at each start of the kubelet, and a channel that has been refused for a while
-stays away for many seconds after the kubelet is back.
+stays away for many seconds after the kubelet is back. Where no channel is left grpcio ends its threads, up to 16 on a large machine, which
+would wake many times between two reads.
 
 Format: podresources.proto beside this file;
 https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/#monitoring-device-plugin-resources
 """
 
+import os
 import socket as sockets
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +32,9 @@ _CHANNEL_OPTIONS = (
     # Else channels to one target share a connection, and its back-off, for the life of the process.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+# More than grpcio opens where it starts anew: where it finds none free it aborts the process (seen in 1.85).
+_DESCRIPTORS = 16
 
 _NOTHING = b""  # both requests are messages without fields
 
@@ -111,9 +116,6 @@ class KubeletSource:
     def __init__(self, *, socket: Path, deadline_seconds: float = 2.0) -> None:
         self._socket = socket.absolute()
         self._deadline_seconds = deadline_seconds
-        # Never used. Without any channel grpcio shuts itself down after each read, and starting again aborts the process where there is no
-        # descriptor left for epoll (seen in 1.85).
-        self._keeps_grpc_running = grpc.insecure_channel("unix:/nowhere", options=_CHANNEL_OPTIONS)
 
     def read(self) -> KubeletReading:
         """Answer what the kubelet handed out. Raises SourceError, at the latest when a call's deadline is over."""
@@ -166,9 +168,21 @@ class KubeletSource:
 
 
 def open_channel(socket: Path, max_answer_bytes: int) -> grpc.Channel:
-    """Answer a channel to a socket of the kubelet's, an absolute path."""
+    """Answer a channel to a socket of the kubelet's, an absolute path. Raises SourceError where there are no descriptors for it."""
+    _require_descriptors(socket)
     target = "unix" + socket.as_uri().removeprefix("file")  # percent-encoded, as grpcio reads it
     return grpc.insecure_channel(target, options=(*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", max_answer_bytes)))
+
+
+def _require_descriptors(socket: Path) -> None:
+    taken: list[int] = []
+    try:
+        taken.extend(os.eventfd(0) for _ in range(_DESCRIPTORS))
+    except OSError as error:
+        raise SourceError(f"{socket} is not asked: {error}; raise the limit on open files (ulimit -n) of this process") from error
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 def why_unreachable(socket: Path) -> str | None:
