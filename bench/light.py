@@ -20,7 +20,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +40,10 @@ PROMETHEUS_HEADERS = {
 }
 SCRAPE_SECONDS = 15.0
 SAMPLE_SECONDS = 5.0
+PAST_SECONDS = 900.0
+"""Of so much past the exporter keeps points."""
+READINGS = 8
+"""Of resident memory, two minutes."""
 # As the image sets it.
 ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
 
@@ -94,18 +98,22 @@ def live(running: list[Running], minutes: float) -> None:
     before = {}
     for each in running:
         scrape(each.port)
-        before[each.size.name] = (time.monotonic(), each.program.memory_kib(), each.machine.servers.calls())
-    peaks = _scrape_for(running, minutes)
+        before[each.size.name] = (time.monotonic(), each.machine.servers.calls())
+    resident = _scrape_for(running, minutes)
     for each in running:
-        at, memory, calls = before[each.size.name]
+        at, calls = before[each.size.name]
         seconds = time.monotonic() - at
         now = each.machine.servers.calls()
         ticks = seconds / SAMPLE_SECONDS
+        mib = resident[each.size.name]
+        # A rendering comes and goes, so that one reading says little; and until then the past that it keeps is not full.
+        settled = int(min(PAST_SECONDS / SCRAPE_SECONDS, len(mib) / 2))
         each.found |= {
             "minutes": seconds / 60,
-            "resident_at_first_mib": memory["Rss"] / 1024,
-            "resident_mib": each.program.memory_kib()["Rss"] / 1024,
-            "resident_peak_mib": peaks[each.size.name] / 1024,
+            "resident_at_first_mib": mib[0],
+            "resident_settled_mib": statistics.median(mib[settled : settled + READINGS]),
+            "resident_mib": statistics.median(mib[-READINGS:]),
+            "resident_peak_mib": max(mib),
             "anonymous_mib": each.program.memory_kib()["Anonymous"] / 1024,
             "list_calls_per_tick": (now["kubelet List"] - calls["kubelet List"]) / ticks,
             "allocatable_calls_per_tick": (now["kubelet GetAllocatableResources"] - calls["kubelet GetAllocatableResources"]) / ticks,
@@ -115,16 +123,16 @@ def live(running: list[Running], minutes: float) -> None:
         }
 
 
-def _scrape_for(running: list[Running], minutes: float) -> Counter[str]:
-    """Scrape each every 15 s for so long; answer the highest resident memory of each, in KiB."""
-    peaks: Counter[str] = Counter()
+def _scrape_for(running: list[Running], minutes: float) -> dict[str, list[float]]:
+    """Scrape each every 15 s for so long; answer the resident memory of each after every scrape, in MiB."""
+    resident: dict[str, list[float]] = defaultdict(list)
     end = time.monotonic() + minutes * 60
     while time.monotonic() < end:
         time.sleep(SCRAPE_SECONDS)
         for each in running:
             scrape(each.port)
-            peaks[each.size.name] = max(peaks[each.size.name], each.program.memory_kib()["Rss"])
-    return peaks
+            resident[each.size.name].append(each.program.memory_kib()["Rss"] / 1024)
+    return resident
 
 
 # --- short: processor time ---

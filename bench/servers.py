@@ -37,6 +37,8 @@ def main() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     with SimulatedNode(load_scenario(scenario), SystemClock()) as node:
+        # Only a node that is played sends bookmarks.
+        threading.Thread(target=node.play, args=(threading.Event(),), daemon=True).start()
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()
         listening = asyncio.run_coroutine_threadsafe(_serve_tls(context, urlsplit(node.kubernetes_url).port or 0), loop)
