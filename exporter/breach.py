@@ -24,6 +24,8 @@ class Verdict(Enum):
     NO_LIMIT = auto()
     """There is no limit."""
 
+    __hash__ = object.__hash__  # Enum's own is a function of Python, and each look looks a transition up
+
 
 class State(Enum):
     """Where a breach stands."""
@@ -32,6 +34,8 @@ class State(Enum):
     RISING = auto()
     EXCEEDED = auto()
     FALLING = auto()
+
+    __hash__ = object.__hash__
 
 
 TRANSITIONS: dict[tuple[State, Verdict], State] = {

@@ -20,6 +20,8 @@ class Resource(StrEnum):
     COMPUTE = "compute"
     UNALLOCATED = "unallocated"
 
+    __hash__ = str.__hash__  # Enum's own is a function of Python
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerKey:

@@ -21,17 +21,21 @@ _FIELDS = ("pid", "timeStamp", "smUtil", "memUtil", "encUtil", "decUtil")
 
 def decode_samples(structures: Sequence[Structure]) -> list[Sample]:
     """Answer the samples in structures of one class: nvmlProcessUtilizationSample_t or nvmlProcessUtilizationInfo_v1_t of nvml.h."""
-    return list(map(_decoder(cast(Hashable, type(structures[0]))), structures)) if structures else []
+    if not structures:
+        return []
+    unpack, pick = _layout(cast(Hashable, type(structures[0])))
+    return list(map(_make, map(pick, map(unpack, structures))))
+
+
+_make = cast(Callable[[Iterable[int]], Sample], partial(tuple.__new__, Sample))  # Sample(*values) takes three times as long
 
 
 @cache
-def _decoder(structure: Structure) -> Callable[[Structure], Sample]:
-    """Answer what makes a sample of a structure of this class."""
+def _layout(structure: Structure) -> tuple[Callable[[Structure], Iterable[int]], Callable[[Iterable[int]], Iterable[int]]]:
+    """Answer what takes all values out of a structure of this class, and what picks those of a sample among them."""
     fields = structure._fields_
-    # Native sizes and alignment, as ctypes lays a structure out.
-    unpack = struct.Struct("@" + "".join(kind._type_ for _, kind in fields)).unpack_from
     names = [name for name, _ in fields]
-    pick = itemgetter(*(names.index(name) for name in _FIELDS))
-    # Sample(*values) takes three times as long.
-    make = cast(Callable[[Iterable[int]], Sample], partial(tuple.__new__, Sample))
-    return lambda structure: make(pick(unpack(structure)))
+    # Native sizes and alignment, as ctypes lays a structure out.
+    unpack: Callable[[Structure], Iterable[int]] = struct.Struct("@" + "".join(kind._type_ for _, kind in fields)).unpack_from
+    pick: Any = itemgetter(*(names.index(name) for name in _FIELDS))
+    return unpack, pick

@@ -250,8 +250,12 @@ def _busy(pid: int, samples: Sequence[Sample], previous_stamp: int | None, elaps
     first = _SHORTEST_PERIOD_MICROSECONDS if previous_stamp is None else stamps[0] - previous_stamp
     # A process that slept since its previous sample was not busy all that time.
     longest = min(max(spacings), _LONGEST_PERIOD_MICROSECONDS) if spacings else elapsed_microseconds
-    weights = [min(longest, weight) for weight in (max(first, 0), *spacings)]
-    sm, memory_bandwidth, encoder, decoder = (sum(map(mul, percents, weights)) / _PERCENT_MICROSECONDS for percents in percents_of_engine)
+    weights = [max(first, 0), *spacings]
+    if max(weights) > longest:
+        weights = [min(longest, weight) for weight in weights]
+    sm, memory_bandwidth, encoder, decoder = (
+        sum(map(mul, percents, weights)) / _PERCENT_MICROSECONDS if any(percents) else 0.0 for percents in percents_of_engine
+    )
     return ProcessBusy(pid=pid, sm_seconds=sm, memory_bandwidth_seconds=memory_bandwidth, encoder_seconds=encoder, decoder_seconds=decoder)
 
 
