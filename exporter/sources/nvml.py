@@ -1,9 +1,10 @@
 """What the NVIDIA driver says of the node's GPUs, through NVML (https://docs.nvidia.com/deploy/nvml-api/) by nvidia-ml-py.
 
-Called by the sampler's thread, which no driver call can hold up: a call that blocks in the driver cannot be cancelled, so each is made on
-a daemon thread, one at most for the library (initialise, count) and one at most for each device (all else). The sampler waits for all
-of them together. What has not ended by the deadline is left alone: it keeps its thread, is not waited for again, and its late answer is
-thrown away with everything that it would have changed. So a measurement is never stale and no sample is lost.
+Called by the sampler's thread, which no driver call can hold up: a call that blocks in the driver cannot be cancelled, so none is made on
+that thread. A daemon thread reads the library (initialise, count) and then each device, one after another. A reading that lasts keeps its
+thread to itself: another one takes over the rest. What has not ended by the deadline is left alone: it is not waited for again, nothing
+else is asked of that device, and its late answer is thrown away with everything that it would have changed. So a measurement is never
+stale and no sample is lost.
 
 How it fails: an error of a device costs that device, an error of a function what that function gives (nvml_device.py has the table).
 `SourceError` where the library or the driver is not there or does not answer; the next reading tries again. `FatalSourceError` where only
@@ -12,10 +13,11 @@ a new process can help.
 
 import logging
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import pynvml
 
@@ -38,8 +40,11 @@ _ADVICE: Mapping[int, str] = {
 }
 
 _CLOSE_DEADLINE_SECONDS = 1.0
+# So many calls may last and still all the others are made before the deadline. No node has as many devices.
+_HANDOVERS = 64
 _BROKE_OFF = Failure(Code.SUCCESS, "its reading broke off; the error stands above")
 _HANGS = Failure(Code.TIMEOUT, "a call of the driver does not return")
+_NOT_REACHED = Failure(Code.TIMEOUT, "was not asked, because too many calls of the driver do not return")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +56,70 @@ class _Node:
 
 
 class _Call(Generic[Value]):
-    """Work on a daemon thread of its own. Whoever waits for it waits on `changed`."""
+    """Work for some thread."""
 
-    def __init__(self, name: str, work: Callable[[], Value], changed: threading.Condition) -> None:
+    def __init__(self, name: str, work: Callable[[], Value]) -> None:
+        self.name = name
+        self.has_begun = False
         self.has_ended = False
         self.answer: Value | None = None
         """None: the work has not ended, or it ended by an exception, which its thread has reported."""
-        self._changed = changed
-        threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
+        self._work = work
 
-    def _run(self, work: Callable[[], Value]) -> None:
+    @property
+    def is_running(self) -> bool:
+        """Whether a thread is at it."""
+        return self.has_begun and not self.has_ended
+
+    def run(self) -> None:
+        """Do the work. Whoever looks at a thread that hangs sees by its name what hangs."""
+        threading.current_thread().name = self.name
+        self.has_begun = True
         try:
-            self.answer = work()
+            self.answer = self._work()
         finally:
-            with self._changed:
-                self.has_ended = True
-                self._changed.notify_all()
+            del self._work  # with what it holds: a call is kept until the next of its kind
+            self.has_ended = True
+
+
+class _Crew:
+    """Makes calls on daemon threads, one after another as long as none of them lasts."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+
+    def make(self, calls: Iterable[_Call[_Node | Failure] | _Call[Answer] | _Call[None]], seconds: float) -> None:
+        """Return when all of them have ended, or after so many seconds; what has not begun until then never begins."""
+        calls = tuple(calls)
+        waiting = deque(calls)
+        # In real time, whatever the clock: it is real threads that are waited for.
+        end = time.monotonic() + seconds
+        with self.changed:
+            self._start(waiting)
+            while (left := end - time.monotonic()) > 0:
+                ended = sum(call.has_ended for call in calls)
+                if self.changed.wait_for(lambda: all(call.has_ended for call in calls), min(left, seconds / _HANDOVERS)):
+                    break
+                if waiting and ended == sum(call.has_ended for call in calls):
+                    self._start(waiting)
+            waiting.clear()
+
+    def _start(self, waiting: "deque[_Call[Any]]") -> None:
+        threading.Thread(target=self._work, args=(waiting,), name="nvml", daemon=True).start()
+
+    def _work(self, waiting: "deque[_Call[Any]]") -> None:
+        try:
+            while (call := self._take(waiting)) is not None:
+                call.run()
+        finally:
+            with self.changed:
+                if waiting:  # the call broke off by an exception, which ends this thread
+                    self._start(waiting)
+                self.changed.notify_all()
+
+    def _take(self, waiting: "deque[_Call[Any]]") -> "_Call[Any] | None":
+        with self.changed:
+            return waiting.popleft() if waiting else None
 
 
 class NvmlSource:
@@ -91,7 +144,8 @@ class NvmlSource:
         self._deadline_seconds = device_deadline_seconds
         self._pid_max = pid_max
         self._give_up_seconds = give_up_seconds
-        self._changed = threading.Condition()
+        self._crew = _Crew()
+        self._changed = self._crew.changed
         # Guarded by _changed: whether there is an nvmlInit without its nvmlShutdown, and whether there may be another.
         self._is_open = False
         self._is_closed = False
@@ -120,10 +174,10 @@ class NvmlSource:
         node_calls = self._begin_node()
         # The count is hardly ever another than it was: the devices do not wait for it.
         device_calls = self._begin_devices(range(self._node.devices) if self._node is not None else (), moment)
-        self._wait([*node_calls, *device_calls.values()])
+        self._make([*node_calls, *device_calls.values()])
         node = self._take_node(moment)
         more_calls = self._begin_devices((index for index in range(node.devices) if index not in device_calls), moment)
-        self._wait(more_calls.values())
+        self._make(more_calls.values())
         answers = {index: self._take_device(index) for index in range(node.devices)}
         self._check_library(answers.values(), moment)
         return self._build_reading(node, answers)
@@ -133,8 +187,8 @@ class NvmlSource:
 
         It is not while a call of the driver does not return. Takes at most the deadline.
         """
-        node_hangs = self._node_call is not None and not self._node_call.has_ended
-        if node_hangs or any(not call.has_ended for call in self._device_calls.values()):
+        node_hangs = self._node_call is not None and self._node_call.is_running
+        if node_hangs or any(call.is_running for call in self._device_calls.values()):
             return False
         with self._changed:
             is_open = self._is_open
@@ -143,8 +197,8 @@ class NvmlSource:
         self._node = None
         # The next reading knows from this that it was not the next.
         self._read_number += 1
-        self._node_call = _Call("nvml-library", self._release_library, self._changed)
-        self._wait([self._node_call])
+        self._node_call = _Call("nvml-library", self._release_library)
+        self._make([self._node_call])
         if not self._node_call.has_ended:
             return False
         self._node_call = None
@@ -156,46 +210,46 @@ class NvmlSource:
             self._is_closed = True
             was_open, self._is_open = self._is_open, False
         if was_open:
-            self._wait([_Call("nvml-shutdown", self._shut_down, self._changed)], _CLOSE_DEADLINE_SECONDS)
+            self._crew.make([_Call("nvml-shutdown", self._shut_down)], _CLOSE_DEADLINE_SECONDS)
 
     # --- threads ---
 
-    def _wait(self, calls: Iterable[_Call[_Node | Failure] | _Call[Answer] | _Call[None]], deadline_seconds: float | None = None) -> None:
-        waited_for = list(calls)
-        seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
-        # In real time, whatever the clock: it is real threads that are waited for.
-        with self._changed:
-            self._changed.wait_for(lambda: all(call.has_ended for call in waited_for), seconds)
+    def _make(self, calls: Iterable[_Call[_Node | Failure] | _Call[Answer]]) -> None:
+        calls = tuple(calls)
+        if calls:
+            self._crew.make(calls, self._deadline_seconds)
 
     def _begin_devices(self, indices: Iterable[int], moment: Moment) -> dict[int, _Call[Answer]]:
-        """Begin to read each device whose earlier call has ended; answer the calls that are to be waited for."""
+        """Answer the calls that read each device at which no earlier call is."""
         begun = {}
         for index in indices:
             earlier = self._device_calls.get(index)
-            if earlier is None or earlier.has_ended:
+            if earlier is None or not earlier.is_running:
                 reader = DeviceReader(self._library, index, self._remembered, moment, self._pid_max)
-                begun[index] = self._device_calls[index] = _Call(f"nvml-device-{index}", reader.read, self._changed)
+                begun[index] = self._device_calls[index] = _Call(f"nvml-device-{index}", reader.read)
         return begun
 
     def _take_device(self, index: int) -> Answer:
         # A call that has not ended stays, so that no other is begun beside it.
         call = self._device_calls[index]
-        return call.answer or Answer(uuid=None, failure=_BROKE_OFF if call.has_ended else _HANGS)
+        if call.answer is not None:
+            return call.answer
+        return Answer(uuid=None, failure=_BROKE_OFF if call.has_ended else _HANGS if call.has_begun else _NOT_REACHED)
 
     # --- the library ---
 
     def _begin_node(self) -> list[_Call[_Node | Failure]]:
         """Begin to initialise the library where it is to be, and to count; answer the call that is to be waited for."""
         if self._must_initialise_anew:
-            if any(not call.has_ended for call in self._device_calls.values()):
+            if any(call.is_running for call in self._device_calls.values()):
                 raise SourceError("NVML cannot be initialised anew, as it has to be, while a call of the driver does not return")
             self._node = None
-        if self._node_call is not None:
-            if self._node is None and not self._node_call.has_ended:
+        if self._node_call is not None and self._node_call.has_begun:
+            if self._node is None and self._node_call.is_running:
                 raise SourceError("NVML has not answered its initialisation yet: a driver that hangs says so in the kernel log")
             return []
         must_shut_down, self._must_initialise_anew = self._must_initialise_anew, False
-        self._node_call = _Call("nvml-library", lambda: self._read_node(must_shut_down=must_shut_down), self._changed)
+        self._node_call = _Call("nvml-library", lambda: self._read_node(must_shut_down=must_shut_down))
         return [self._node_call]
 
     def _read_node(self, *, must_shut_down: bool) -> _Node | Failure:

@@ -1,7 +1,7 @@
 """What the NVIDIA driver says of one device and its MIG devices, through NVML (https://docs.nvidia.com/deploy/nvml-api/).
 
-Called by a thread of the device's own, because a call that blocks in the driver cannot be cancelled. A reading takes what was remembered
-and answers what is to be remembered: it changes nothing, so that the answer of a call that returned too late can be thrown away.
+Called by a thread that may be lost with it, because a call that blocks in the driver cannot be cancelled. A reading takes what was
+remembered and answers what is to be remembered: it changes nothing, so that the answer of a call that returned too late can be thrown away.
 
 How it fails: what an error costs stands in the tables below. The answer of a device that is down says why.
 

@@ -1044,6 +1044,39 @@ def test_all_gpus_are_waited_for_together(open_source, stand_in):
     wait_for_threads(*(f"nvml-device-{number}" for number in range(8)))
 
 
+def test_gpus_that_are_slow_are_read_beside_each_other(open_source, stand_in):
+    source = open_source(device_deadline_seconds=DEADLINE)
+    slow = {"nvmlDeviceGetMemoryInfo_v2": delay(300)}
+    stand_in.write(*(Device(uuid=f"GPU-{number}", calls=slow) for number in range(8)))
+    began = time.monotonic()
+    assert all(gpu.up for gpu in source.read().gpus)
+    assert time.monotonic() - began < DEADLINE
+    wait_for_threads()
+
+
+def test_gpus_that_are_well_share_a_thread(open_source, stand_in):
+    source = open_source(device_deadline_seconds=60.0)  # no other takes over within a second
+    stand_in.write(*(Device(uuid=f"GPU-{number}") for number in range(8)))
+    source.read()
+    stand_in.write(*(Device(uuid=f"GPU-{number}", calls={"nvmlDeviceGetMemoryInfo_v2": delay(50)}) for number in range(8)))
+    assert 8 * 0.05 <= seconds_of(source.read) < 8 * 0.05 + LITTLE_MORE
+
+
+def test_a_gpu_that_was_not_asked_because_too_many_hang_is_asked_again(open_source, stand_in, caplog):
+    source = open_source(device_deadline_seconds=DEADLINE)
+    well = [Device(uuid=f"GPU-{number}") for number in range(100)]
+    stand_in.write(*well)
+    source.read()
+    stand_in.write(*(replace(each, calls={"*": HANG}) for each in well))
+    assert not any(gpu.up for gpu in source.read().gpus)
+    hanging = len(nvml_threads())
+    assert 8 < hanging < 100
+    assert "was not asked, because too many calls of the driver do not return" in caplog.text
+    stand_in.write(*well)
+    wait_for_threads()
+    assert all(gpu.up for gpu in source.read().gpus)
+
+
 def test_the_count_and_the_gpus_are_waited_for_together(open_source, stand_in):
     source = open_source(device_deadline_seconds=DEADLINE * 2)
     stand_in.write(Device(uuid=A), Device(uuid=B))
