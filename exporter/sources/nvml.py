@@ -178,7 +178,8 @@ class NvmlSource:
         node = self._take_node(moment)
         more_calls = self._begin_devices((index for index in range(node.devices) if index not in device_calls), moment)
         self._make(more_calls.values())
-        answers = {index: self._take_device(index) for index in range(node.devices)}
+        device_calls |= more_calls
+        answers = {index: self._take_answer(device_calls.get(index)) for index in range(node.devices)}
         self._check_library(answers.values(), moment)
         return self._build_reading(node, answers)
 
@@ -229,12 +230,13 @@ class NvmlSource:
                 begun[index] = self._device_calls[index] = _Call(f"nvml-device-{index}", reader.read)
         return begun
 
-    def _take_device(self, index: int) -> Answer:
-        # A call that has not ended stays, so that no other is begun beside it.
-        call = self._device_calls[index]
-        if call.answer is not None:
+    def _take_answer(self, call: _Call[Answer] | None) -> Answer:
+        """Answer what a call of this reading gave; None: an earlier one was still at the device, and may have ended meanwhile."""
+        if call is not None and call.answer is not None:
             return call.answer
-        return Answer(uuid=None, failure=_BROKE_OFF if call.has_ended else _HANGS if call.has_begun else _NOT_REACHED)
+        if call is None or call.is_running:
+            return Answer(uuid=None, failure=_HANGS)
+        return Answer(uuid=None, failure=_BROKE_OFF if call.has_ended else _NOT_REACHED)
 
     # --- the library ---
 

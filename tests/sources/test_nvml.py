@@ -44,6 +44,7 @@ from exporter.sources.nvml_device import parse_mig_profile
 
 A = "GPU-5a1e7c0e-3b0d-4a59-9e57-0d6a5c7f1b22"
 B = "GPU-c81f64d2-97be-4e0c-b1a8-6f25e90d4417"
+C = "GPU-4f0b8c15-8d3e-4b57-a9c2-1e6d70f2a3b8"
 MIG_1 = "MIG-9b2e6f6e-5a0f-5b2d-8f63-0d8a6c1c7f10"
 MIG_2 = "MIG-41d7c0a8-2e93-5c64-b7f5-e90a3b6d8c21"
 
@@ -1131,6 +1132,22 @@ def test_what_a_late_call_answers_is_thrown_away_and_none_of_its_samples_is_lost
     clock.seconds += 4
     stand_in.write(replace(device, samples=(*device.samples, Sample(7, T + 3 * SECOND, 50))), Device(uuid=B))
     assert [entry.sm_seconds for entry in gpu_of(source.read()).busy] == [pytest.approx(1.5)]
+
+
+def test_a_late_answer_is_no_answer_to_a_later_reading_either(open_source, stand_in):
+    source = open_source(device_deadline_seconds=DEADLINE)
+    stand_in.write(Device(uuid=A), Device(uuid=B), Device(uuid=C))
+    source.read()
+    late, later = (delay(int(DEADLINE * milliseconds)) for milliseconds in (1500, 2500))
+    stand_in.write(Device(uuid=A, calls={LISTS[2]: later}), Device(uuid=B, calls={LISTS[2]: late}), Device(uuid=C))
+    assert [gpu.up for gpu in source.read().gpus] == [False, False, True]
+    # While C is waited for, B's call ends, so that B is asked anew; while B is waited for, A's ends.
+    hangs = {"nvmlDeviceGetHandleByIndex_v2": HANG}
+    stand_in.write(Device(uuid=A), Device(uuid=B, calls=hangs), Device(uuid=C, calls=hangs))
+    reading = source.read()
+    wait_for_threads("nvml-device-1", "nvml-device-2")
+    assert [gpu.up for gpu in reading.gpus] == [False, False, False]
+    assert [gpu.up for gpu in source.read().gpus] == [True, False, False]
 
 
 def test_closing_is_quick_while_a_gpu_hangs(open_source, stand_in):
