@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from exporter.clock import Clock
 from exporter.simulation.document import Json
 from exporter.simulation.node import Machine, NodeState, merge_object
 
@@ -199,11 +200,15 @@ class _RefusedError(Exception):
 class SimulatedApi:
     """Serves `url`. What the simulation calls belongs to one thread; each request has a thread of its own."""
 
-    def __init__(self, *, real_time: bool) -> None:
-        """Reserve a port. In real time a server that hangs is silent for ever; else connections are cut after a while."""
+    def __init__(self, clock: Clock, *, real_time: bool) -> None:
+        """Reserve a port. In real time a server that hangs is silent for ever; else connections are cut after a while.
+
+        The clock is the one that clients wait on: what they ask next has its time from there, too.
+        """
         self._reserved = _bind(0)
         self._port = self._reserved.getsockname()[1]
         self.url = f"http://{_HOST}:{self._port}"
+        self._clock = clock
         self._real_time = real_time
         # Guards all below; notified when there is something to do for the threads of requests.
         self._changed = threading.Condition()
@@ -214,7 +219,6 @@ class SimulatedApi:
         self._hung: set[_Hung] = set()
         self._state = NodeState()
         self._version = _FIRST_VERSION
-        self._seconds = 0.0
         self._hangs_since_seconds: float | None = None
 
     # --- the simulation's side ---
@@ -235,10 +239,10 @@ class SimulatedApi:
             self._be(state.sources.kubernetes)
             self._changed.notify_all()
 
-    def advance_to(self, seconds: float) -> None:
-        """Let time pass: watches end, connections that are silent for too long are cut."""
+    def act_on_time(self) -> None:
+        """Do what the time has come for: watches end, connections that are silent for too long are cut."""
         with self._changed:
-            self._seconds = seconds
+            seconds = self._clock.monotonic()
             if self._hangs_since_seconds is None:
                 for watch in self._watches:
                     if watch.ends_at_seconds <= seconds:
@@ -253,14 +257,15 @@ class SimulatedApi:
             self._changed.notify_all()
 
     def next_deadline(self) -> float | None:
-        """Answer when time alone will next change anything, in seconds after the start."""
+        """Answer when time alone will next change anything, by the clock."""
         with self._changed:
+            now = self._clock.monotonic()
             if self._hangs_since_seconds is None:
                 times = [time for watch in self._watches for time in (watch.ends_at_seconds, watch.bookmark_at_seconds)]
             else:
                 times = [hung.cut_at_seconds for hung in self._hung]
                 times += [self._hangs_since_seconds + _SILENCE_SECONDS] if self._watches else []
-            return min((time for time in times if self._seconds < time < float("inf")), default=None)
+            return min((time for time in times if now < time < float("inf")), default=None)
 
     def is_settled(self, name: str, processed_version: str | None) -> bool:
         """Answer whether a client that watches this kind of object has nothing left to read or to wait for.
@@ -329,7 +334,7 @@ class SimulatedApi:
 
     def _be(self, source: str) -> None:
         if source == "hang" and self._hangs_since_seconds is None:
-            self._hangs_since_seconds = self._seconds
+            self._hangs_since_seconds = self._clock.monotonic()
         elif source != "hang":
             self._hangs_since_seconds = None
         if source == "down":
@@ -396,7 +401,7 @@ class SimulatedApi:
         """Return when the server answers requests. Raises ConnectionError where the connection was cut meanwhile."""
         with self._changed:
             if self._hangs_since_seconds is not None:
-                hung = _Hung(path, connection, self._seconds + _ANSWER_SECONDS)
+                hung = _Hung(path, connection, self._clock.monotonic() + _ANSWER_SECONDS)
                 self._hung.add(hung)
                 self._changed.wait_for(lambda: hung not in self._hung or self._hangs_since_seconds is None)
                 if hung not in self._hung:
@@ -489,8 +494,8 @@ class SimulatedApi:
                 wants_bookmarks=query.get("allowWatchBookmarks") in ("true", "1"),
                 cursor=cursor,
                 goal=self._version,
-                ends_at_seconds=self._seconds + float(query.get("timeoutSeconds") or "inf"),
-                bookmark_at_seconds=self._seconds + _BOOKMARK_SECONDS,
+                ends_at_seconds=self._clock.monotonic() + float(query.get("timeoutSeconds") or "inf"),
+                bookmark_at_seconds=self._clock.monotonic() + _BOOKMARK_SECONDS,
                 end=_End.EXPIRED if 0 < cursor < collection.oldest else None,
             )
             self._watches.add(watch)
@@ -514,7 +519,7 @@ class SimulatedApi:
                 changes = [change for change in watch.collection.changes if change.version > watch.cursor]
                 lines = [line for change in changes if (line := _change_event(change, watch.selector))]
             watch.cursor = self._version
-            watch.bookmark_at_seconds = self._seconds + _BOOKMARK_SECONDS
+            watch.bookmark_at_seconds = self._clock.monotonic() + _BOOKMARK_SECONDS
             if watch.wants_bookmarks:
                 lines.append(_event("BOOKMARK", _bookmark(watch.collection.kind, watch.cursor)))
             return "".join(lines)

@@ -67,7 +67,7 @@ class SimulatedNode:
         self.kubelet_socket = self._folder / "kubelet.sock"
         self.nvml = SimulatedNvml(clock.time())
         self._kubelet = SimulatedKubelet(self.kubelet_socket, real_time=real_time)
-        self._api = SimulatedApi(real_time=real_time)
+        self._api = SimulatedApi(clock, real_time=real_time)
         self.kubernetes_url = self._api.url
         self._proc = SimulatedProc(self._folder, {entry.key for step in scenario.steps for entry in step.processes})
         self.proc_root = self._proc.root
@@ -166,9 +166,10 @@ class SimulatedNode:
 
     def _let_pass(self, moment: float) -> None:
         self.nvml.advance_to(moment)
-        self._api.advance_to(moment)
         if self._simulated_clock is not None:
             self._simulated_clock.advance_to(moment)
+        # Now only: whose connection is cut waits from this moment on, and not from the one before.
+        self._api.act_on_time()
         self.settle()
 
     def _find_busy(self, clock: SimulatedClock) -> str | None:
