@@ -90,12 +90,13 @@ def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) ->
     stack.callback(_hang_up, bell, listener)
     signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
 
-    def stop_on_signal(number: int, _frame: FrameType | None) -> None:
-        _log.info("state=stopping signal=%s", signal.Signals(number).name)
-        stop.set()
+    signals: list[int] = []
+
+    def note_signal(number: int, _frame: FrameType | None) -> None:
+        signals.append(number)  # and no more: another signal may come in here, and whoever holds a lock or writes a log would meet itself
 
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, stop_on_signal)
+        signal.signal(each, note_signal)
 
     routes = build_routes(sampler, about(config, node_name))
     server = Server(address=config.listen_address, port=config.port, routes=routes, web_config=config.web_config_file)
@@ -112,14 +113,16 @@ def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) ->
             sampler.run(stop)
         except FatalSourceError as error:
             fatal.append(error)
-            stop.set()
             with suppress(OSError):  # it is full, or the program ends already
                 bell.send(b"\0")
 
     # A daemon, so that a call of the driver that never returns cannot keep the process from ending.
     threading.Thread(target=sample, name="sampler", daemon=True).start()
-    while not stop.is_set():
+    while not (signals or fatal):
         listener.recv(1)
+    if signals:
+        _log.info("state=stopping signal=%s", signal.Signals(signals[0]).name)
+    stop.set()
     if fatal:
         raise fatal[0]
     return 0

@@ -219,6 +219,18 @@ def test_a_signal_that_the_kernel_hands_to_another_thread_ends_the_daemon_too():
         daemon.stop()
 
 
+def test_a_burst_of_signals_ends_the_daemon_as_one_does():
+    daemon = Daemon(["--demo"], {}).wait_until_started()
+    try:
+        for _ in range(500):
+            daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(timeout=10) == 0
+        log = daemon.process.stderr.read()
+        assert (log.count("state=stopping signal=SIGTERM"), "Traceback" in log) == (1, False)
+    finally:
+        daemon.stop()
+
+
 def test_a_port_in_use_is_said_in_one_line():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
