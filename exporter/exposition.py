@@ -21,7 +21,8 @@ from exporter.text_format import Format, render_families
 # Level 9 takes ten times as long as level 1 to save a fifth of the bytes.
 _GZIP_LEVEL = 1
 
-_GAPS = 4
+# Those of two Prometheis, one that scrapes every 15 s and one every minute, among them.
+_GAPS = 8
 _EARLY = 0.9
 
 
@@ -107,11 +108,13 @@ class Exposition:
         if self.report is None:
             return
         now = self.report.monotonic_seconds
-        for encoding, demand in before.demand().items():
-            if now - demand.seconds <= keep_seconds:
-                self._demand[encoding] = demand
-                if demand.is_due(now):
+        try:
+            for encoding, demand in before.demand().items():
+                if now - demand.seconds <= keep_seconds and demand.is_due(now):
                     self._bytes(*encoding)
+        finally:
+            # Asked once more: what is scraped while this renders is scraped of the one before.
+            self._demand = {encoding: demand for encoding, demand in before.demand().items() if now - demand.seconds <= keep_seconds}
 
     def demand(self) -> Mapping[Encoding, Demand]:
         """Answer what was asked of this exposition and of those before it."""

@@ -377,6 +377,32 @@ def test_only_the_reports_are_rendered_beforehand_that_a_scrape_is_expected_of(s
     assert prepared == set(prepared_after)
 
 
+class Facts(dict):
+    """Facts of the configuration, which each rendering reads, and what happens meanwhile."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def values(self):
+        self.meanwhile()
+        return super().values()
+
+
+def test_a_scrape_that_comes_while_the_next_report_is_rendered_is_not_forgotten(node, clock):
+    facts = Facts(flag="value")
+    of_node = {"sources": node, "clock": clock, "rules": Rules(), "sample_interval_seconds": 5.0, "identity_ttl_seconds": 600.0}
+    sampler = Sampler(**of_node, config_facts=facts)
+    before = sampler.sample()
+    before.render(Format.TEXT, compressed=False)
+
+    def scrape():
+        facts.meanwhile = lambda: None
+        before.render(Format.OPENMETRICS, compressed=True)
+
+    facts.meanwhile = scrape
+    tick(sampler, clock)
+    assert set(sampler.exposition.demand()) == {(Format.TEXT, False), (Format.OPENMETRICS, True)}
+
+
 def test_host_files_are_read_of_the_pods_and_processes_that_are_known_and_are_a_source_like_any_other(node, clock):
     asked = []
 
