@@ -89,20 +89,25 @@ class _Crew:
         self.changed = threading.Condition()
 
     def make(self, calls: Iterable[_Call[_Node | Failure] | _Call[Answer] | _Call[None]], seconds: float) -> None:
-        """Return when all of them have ended, or after so many seconds; what has not begun until then never begins."""
+        """Return when all of them have ended, or after so many seconds; what has not begun until then never begins.
+
+        Raises RuntimeError where no thread can be started.
+        """
         calls = tuple(calls)
         waiting = deque(calls)
         # In real time, whatever the clock: it is real threads that are waited for.
         end = time.monotonic() + seconds
         with self.changed:
-            self._start(waiting)
-            while (left := end - time.monotonic()) > 0:
-                ended = sum(call.has_ended for call in calls)
-                if self.changed.wait_for(lambda: all(call.has_ended for call in calls), min(left, seconds / _HANDOVERS)):
-                    break
-                if waiting and ended == sum(call.has_ended for call in calls):
-                    self._start(waiting)
-            waiting.clear()
+            try:
+                self._start(waiting)
+                while (left := end - time.monotonic()) > 0:
+                    ended = sum(call.has_ended for call in calls)
+                    if self.changed.wait_for(lambda: all(call.has_ended for call in calls), min(left, seconds / _HANDOVERS)):
+                        break
+                    if waiting and ended == sum(call.has_ended for call in calls):
+                        self._start(waiting)
+            finally:
+                waiting.clear()
 
     def _start(self, waiting: "deque[_Call[Any]]") -> None:
         threading.Thread(target=self._work, args=(waiting,), name="nvml", daemon=True).start()

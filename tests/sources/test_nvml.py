@@ -1078,6 +1078,30 @@ def test_a_gpu_that_was_not_asked_because_too_many_hang_is_asked_again(open_sour
     assert all(gpu.up for gpu in source.read().gpus)
 
 
+def test_where_no_other_thread_can_take_over_what_has_not_begun_never_begins(open_source, stand_in, monkeypatch):
+    source = open_source(device_deadline_seconds=DEADLINE)
+    stand_in.write(Device(uuid=A), Device(uuid=B))
+    source.read()
+    stand_in.write(Device(uuid=A, calls={"*": HANG}), Device(uuid=B))
+    start, started = threading.Thread.start, []
+
+    def start_one(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_one)
+        with pytest.raises(RuntimeError, match="thread"):
+            source.read()
+    stand_in.forget_calls()
+    stand_in.write(Device(uuid=A), Device(uuid=B))
+    wait_for_threads()
+    assert not [call for call in stand_in.calls() if B in call]
+    assert all(gpu.up for gpu in source.read().gpus)
+
+
 def test_the_count_and_the_gpus_are_waited_for_together(open_source, stand_in):
     source = open_source(device_deadline_seconds=DEADLINE * 2)
     stand_in.write(Device(uuid=A), Device(uuid=B))
