@@ -1,7 +1,7 @@
 """pynvml's structures of utilization samples, turned into values.
 
 There are hundreds in each answer, and pynvml's structures run a function of Python for each field that is read. So each is unpacked from
-its memory at once, by the layout that its class declares.
+its memory at once, by where its class has each field.
 """
 
 import struct
@@ -17,6 +17,8 @@ Structure: TypeAlias = Any
 
 _FIELDS = ("pid", "timeStamp", "smUtil", "memUtil", "encUtil", "decUtil")
 """A sample's, in the order of Sample's."""
+_LETTERS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+"""The struct module's, for unsigned integers by their bytes."""
 
 
 def decode_samples(structures: Sequence[Structure]) -> list[Sample]:
@@ -32,10 +34,13 @@ _make = cast(Callable[[Iterable[int]], Sample], partial(tuple.__new__, Sample)) 
 
 @cache
 def _layout(structure: Structure) -> tuple[Callable[[Structure], Iterable[int]], Callable[[Iterable[int]], Iterable[int]]]:
-    """Answer what takes all values out of a structure of this class, and what picks those of a sample among them."""
-    fields = structure._fields_
-    names = [name for name, _ in fields]
-    # Native sizes and alignment, as ctypes lays a structure out.
-    unpack: Callable[[Structure], Iterable[int]] = struct.Struct("@" + "".join(kind._type_ for _, kind in fields)).unpack_from
-    pick: Any = itemgetter(*(names.index(name) for name in _FIELDS))
+    """Answer what takes a sample's values out of a structure of this class, and what puts them into the order of Sample's."""
+    places = sorted((getattr(structure, name).offset, getattr(structure, name).size, name) for name in _FIELDS)
+    letters, end = "=", 0
+    for offset, size, _ in places:
+        letters += f"{offset - end}x{_LETTERS[size]}"
+        end = offset + size
+    unpack: Callable[[Structure], Iterable[int]] = struct.Struct(letters).unpack_from
+    names = [name for _, _, name in places]
+    pick: Any = itemgetter(*map(names.index, _FIELDS))
     return unpack, pick

@@ -236,11 +236,11 @@ def _in_company(stamps: set[int], earlier: int | None = None) -> set[int]:
 
 
 def _group_by_pid(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
-    """Answer each process's samples in the order of time, sorted by PID."""
+    """Answer each process's samples in the order of time, sorted by PID. Of several of one moment the busiest counts."""
     of_pid: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         of_pid[sample.pid].append(sample)
-    return {pid: sorted(own) for pid, own in sorted(of_pid.items())}
+    return {pid: list({sample.time_stamp: sample for sample in sorted(own)}.values()) for pid, own in sorted(of_pid.items())}
 
 
 def _busy(pid: int, samples: Sequence[Sample], previous_stamp: int | None, elapsed_microseconds: float) -> ProcessBusy:

@@ -1,5 +1,7 @@
 """pynvml's structures of samples, read from their memory."""
 
+import ctypes
+
 import pynvml
 import pytest
 from hypothesis import given
@@ -11,7 +13,31 @@ from exporter.sources.nvml_samples import Sample
 unsigned = st.integers(0, 2**32 - 1)
 samples = st.lists(st.tuples(unsigned, st.integers(0, 2**64 - 1), unsigned, unsigned, unsigned, unsigned), max_size=5)
 
-STRUCTURES = [pynvml.c_nvmlProcessUtilizationSample_t, pynvml.c_nvmlProcessUtilizationInfo_v1_t]
+
+class Packed(ctypes.Structure):
+    """A layout that no driver has: where fields stand is the class's to say."""
+
+    _pack_ = 1
+    _fields_ = (
+        ("name", ctypes.c_char * 3),
+        ("decUtil", ctypes.c_uint),
+        ("timeStamp", ctypes.c_ulonglong),
+        ("smUtil", ctypes.c_uint),
+        ("flag", ctypes.c_ubyte),
+        ("memUtil", ctypes.c_uint),
+        ("encUtil", ctypes.c_uint),
+        ("pid", ctypes.c_uint),
+        ("more", ctypes.c_ulonglong),
+    )
+
+
+class Inherited(Packed):
+    """The same with a field more."""
+
+    _fields_ = (("evenMore", ctypes.c_uint),)
+
+
+STRUCTURES = [pynvml.c_nvmlProcessUtilizationSample_t, pynvml.c_nvmlProcessUtilizationInfo_v1_t, Packed, Inherited]
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

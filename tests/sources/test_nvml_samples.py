@@ -73,6 +73,13 @@ def test_two_samples_with_one_stamp_count_once():
     assert sm_seconds(advance(memory, [sample(7, 1), sample(7, 2), sample(7, 2)], at=5)) == {7: 1.0}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_samples_with_one_stamp_the_busier_counts(order):
+    memory = primed(sample(7, 0))
+    answer = [sample(7, 1, sm=80), sample(7, 1, sm=0), sample(7, 2, sm=80), sample(7, 2, sm=0)]
+    assert sm_seconds(advance(memory, answer[::order], at=5)) == {7: 1.6}
+
+
 def test_the_order_of_an_answer_does_not_matter():
     memory = primed(sample(7, 0), sample(8, 0))
     answer = [sample(7, 2, sm=10), sample(8, 1), sample(7, 1, sm=90), sample(7, 4, sm=20)]
