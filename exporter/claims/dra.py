@@ -166,9 +166,9 @@ class _Resolver:
     def _asked_for(self, pod: Pod, container: Container, holding: Holding) -> bool:
         """Answer whether the container asked for this device of the claim; True where that cannot be told."""
         requests = _requests(pod, container, holding.claim_name)
-        if not requests or None in requests:
+        if None in requests:
             return True
-        if results := self._results_of(holding):
+        if requests and (results := self._results_of(holding)):
             return any(_main_request(result.request) in requests for result in results)
         told = _device_names(pod, container, holding.claim_name)
         return holding.device.device_name in told or not told

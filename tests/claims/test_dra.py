@@ -322,6 +322,16 @@ def test_a_request_with_alternatives_is_named_without_the_alternative():
     assert claims(of_node) == {"a": (claim("x", GPU_0, **WHOLE), claim("y", GPU_1, **WHOLE))}
 
 
+@pytest.mark.parametrize("requests", [(), (("gpu", "x"), ("gpu", "y"))])
+def test_a_containers_status_tells_its_devices_where_its_requests_do_not(requests):
+    kubelet = {"a": {name: [dynamic("gpu-0"), dynamic("gpu-1")] for name in "xy"}}
+    asks = (
+        container("x", requests=requests[:1], allocated_resources=(("claim:gpu/x", "gpu.nvidia.com/node-a/gpu-0"),)),
+        container("y", requests=requests[1:], allocated_resources=(("claim:gpu/y", "gpu.nvidia.com/node-a/gpu-1"),)),
+    )
+    assert claims(node(pod("a", *asks), kubelet=kubelet)) == {"a": (claim("x", GPU_0, **WHOLE), claim("y", GPU_1, **WHOLE))}
+
+
 def test_an_extended_resource_without_the_kubelets_list_is_told_by_the_request_mappings():
     mappings = tuple(ExtendedResourceRequest(container=name, resource_name="nvidia.com/gpu", request=f"r-{name}") for name in "xy")
     of_pod = pod(
