@@ -53,6 +53,9 @@ def resolver(node: Node) -> Resolver:
         if not container.holds_claims or not _is_limited(container) or label is None or share is None:
             return NOT_MINE
         portion = float(f"{share:.2f}")
+        memory_mib = int(label * portion)
+        if memory_mib == 0:
+            return NOT_MINE  # to the library 0m is no limit
         asked = request_phrase(pod)
         enforced = is_enforced(container)
         return Answer(
@@ -62,7 +65,7 @@ def resolver(node: Node) -> Resolver:
                     gpu_uuid=gpu_uuid,
                     container=container.name,
                     scope=Scope.CONTAINER,
-                    memory_bytes=int(label * portion) * MIB,
+                    memory_bytes=memory_mib * MIB,
                     enforced=enforced,
                     supersedes=frozenset({"kai"}) if enforced else frozenset(),
                     derivation=Derivation(

@@ -66,7 +66,7 @@ def claim(memory_mib, *, uuid=A, enforced=True):
         ({"gpu-fraction": "0.25"}, "143771", 35942),
         ({"gpu-fraction": "0.125"}, "40960", 4915),
         ({"gpu-fraction": "0.375"}, "40960", 15564),
-        ({"gpu-fraction": "0.004"}, "81559", 0),
+        ({"gpu-fraction": "0.006"}, "81559", 815),
         ({"gpu-fraction": "0.5"}, "85520809984", 40779),
     ],
 )
@@ -76,10 +76,15 @@ def test_it_enforces_the_raw_label_times_the_portion_in_two_decimals_and_takes_k
 
 @given(thousandths=st.integers(min_value=1, max_value=999), label=st.integers(min_value=100, max_value=400_000))
 def test_the_portion_is_rounded_as_a_float_is_printed(thousandths, label):
-    (answer,) = resolve({"gpu-fraction": f"0.{thousandths:03}"}, label=str(label)).claims
+    memory_bytes = sum(claim.memory_bytes for claim in resolve({"gpu-fraction": f"0.{thousandths:03}"}, label=str(label)).claims)
     # The float nearest to a decimal, exactly: a tie of decimals is none of floats unless it can be written in binary.
     portion = Decimal(thousandths / 1000).quantize(Decimal("0.01"), ROUND_HALF_EVEN)
-    assert answer.memory_bytes // MIB - int(label * portion) in (-1, 0)
+    assert memory_bytes // MIB - int(label * portion) in (-1, 0)
+
+
+@pytest.mark.parametrize("fraction", ["0.004", "0.0049"])
+def test_a_portion_that_is_rounded_to_0_is_no_limit_to_the_library(fraction):
+    assert resolve({"gpu-fraction": fraction}) == NOT_MINE
 
 
 @pytest.mark.parametrize("label", [None, "", "x", "0"])
