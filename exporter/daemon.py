@@ -2,14 +2,13 @@
 
 import gc
 import logging
+import select
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from random import Random
-from types import FrameType
 
 from exporter import __version__
 from exporter.clock import Clock
@@ -23,6 +22,7 @@ from exporter.server import Server
 from exporter.sources import FatalSourceError
 from exporter.sources.kubernetes_config import ApiServer
 from exporter.text_format import Format
+from exporter.waker import Waker
 
 _log = logging.getLogger(__name__)
 
@@ -83,20 +83,8 @@ def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) ->
     gc.freeze()  # what was loaded stays
     gc.set_threshold(*_COLLECTION_THRESHOLDS)
     stop = threading.Event()
-    # The kernel may hand a signal to any thread, and Python runs its handler in this one, once this one runs: the interpreter writes to
-    # the socket that this thread waits at.
-    bell, listener = socket.socketpair()
-    bell.settimeout(0)
-    stack.callback(_hang_up, bell, listener)
-    signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
-
-    signals: list[int] = []
-
-    def note_signal(number: int, _frame: FrameType | None) -> None:
-        signals.append(number)  # and no more: another signal may come in here, and whoever holds a lock or writes a log would meet itself
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, note_signal)
+    # Never closed: a signal that comes while the rest ends asks for nothing more.
+    waker = Waker((signal.SIGTERM, signal.SIGINT))
 
     routes = build_routes(sampler, about(config, node_name))
     server = Server(address=config.listen_address, port=config.port, routes=routes, web_config=config.web_config_file)
@@ -113,25 +101,20 @@ def serve(config: Config, sampler: Sampler, node_name: str, stack: ExitStack) ->
             sampler.run(stop)
         except FatalSourceError as error:
             fatal.append(error)
-            with suppress(OSError):  # it is full, or the program ends already
-                bell.send(b"\0")
+            waker.wake()
 
     # A daemon, so that a call of the driver that never returns cannot keep the process from ending.
     threading.Thread(target=sample, name="sampler", daemon=True).start()
+    signals: frozenset[int] = frozenset()
     while not (signals or fatal):
-        listener.recv(1)
+        select.select([waker.reader], [], [])
+        signals = waker.read()
     if signals:
-        _log.info("state=stopping signal=%s", signal.Signals(signals[0]).name)
+        _log.info("state=stopping signal=%s", signal.Signals(min(signals)).name)
     stop.set()
     if fatal:
         raise fatal[0]
     return 0
-
-
-def _hang_up(bell: socket.socket, listener: socket.socket) -> None:
-    signal.set_wakeup_fd(-1)
-    bell.close()
-    listener.close()
 
 
 def print_exposition(exposition: Exposition) -> None:

@@ -13,7 +13,6 @@ import threading
 import tty
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import FrameType
 
 from rich.console import Console, Group, RenderableType, ScreenContext
 from rich.text import Text
@@ -24,6 +23,7 @@ from exporter.commands.top_keys import Keyboard, State, press
 from exporter.commands.top_rows import View, choose
 from exporter.commands.top_table import Picture, Style, draw_screen, why_no_rows
 from exporter.commands.top_text import Glyphs
+from exporter.waker import Waker
 
 _TICK_SECONDS = 1.0
 """The age of the sample is drawn anew so often."""
@@ -118,48 +118,14 @@ class Screen:
         return Text("  ".join(parts), "reverse", no_wrap=True, overflow="ellipsis")
 
 
-class Waker:
-    """Wakes whoever waits for `reader`, by a signal or from another thread."""
-
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH, signal.SIGTSTP)
-
-    def __init__(self) -> None:
-        self.reader, self._writer = os.pipe()
-        for end in (self.reader, self._writer):
-            os.set_blocking(end, False)
-        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        # Python writes a signal's number into the pipe only where it has a handler.
-        self._handlers_before = {number: signal.signal(number, _nothing) for number in self._SIGNALS}
-
-    def close(self) -> None:
-        """Leave signals as they were found."""
-        for number, handler in self._handlers_before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        writer, self._writer = self._writer, -1
-        os.close(writer)
-        os.close(self.reader)
-
-    def wake(self) -> None:
-        """Wake the loop, from any thread."""
-        with contextlib.suppress(OSError):  # so many bytes wait there that one more says nothing new, or no one waits any more
-            if self._writer >= 0:
-                os.write(self._writer, b"\0")
-
-    def read(self) -> frozenset[int]:
-        """Answer the signals since it was last read."""
-        return frozenset(os.read(self.reader, 4096)) - {0}
-
-    @staticmethod
-    def suspend() -> None:
-        """Stop this process, as Ctrl-Z asks for; it comes back when the shell lets it go on."""
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, _nothing)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH, signal.SIGTSTP)
 
 
-def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Python's own handler of SIGINT would raise wherever the program is."""
+def _suspend() -> None:
+    """Stop this process, as Ctrl-Z asks for; it comes back when the shell lets it go on."""
+    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, handler)
 
 
 @contextlib.contextmanager
@@ -194,7 +160,7 @@ class LiveView:
             with _keys_one_by_one(self._terminal), console.screen(hide_cursor=True) as alternate:
                 signals = self._until_terminal_is_given_back(alternate)
             if signal.SIGTSTP in signals:
-                self._waker.suspend()
+                _suspend()
 
     def _until_terminal_is_given_back(self, alternate: ScreenContext) -> frozenset[int]:
         waited_for = [self._waker.reader] + ([] if self._terminal is None else [self._terminal])
@@ -228,7 +194,7 @@ def run_live(
 ) -> int:
     """Show the node until the person or a signal ends it; answer the exit status."""
     terminal = 0 if os.isatty(0) else None
-    with contextlib.closing(Waker()) as waker:
+    with contextlib.closing(Waker(_SIGNALS)) as waker:
         poller = Poller(ask, clock, interval_seconds, waker.wake)
         poller.start()
         try:
