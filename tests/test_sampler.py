@@ -92,9 +92,20 @@ def node():
     )
 
 
+def sampler_of(sources, clock, *, config_facts=None, kind=Sampler):
+    return kind(
+        sources=sources,
+        clock=clock,
+        rules=Rules(),
+        sample_interval_seconds=5.0,
+        identity_ttl_seconds=600.0,
+        config_facts=config_facts or {},
+    )
+
+
 @pytest.fixture
 def sampler(node, clock):
-    return Sampler(sources=node, clock=clock, rules=Rules(), sample_interval_seconds=5.0, identity_ttl_seconds=600.0, config_facts={})
+    return sampler_of(node, clock)
 
 
 def health(sampler):
@@ -278,8 +289,7 @@ def test_a_report_that_comes_while_one_asks_is_answered_in_place_of_the_stale_on
             self.sample()
             return super().is_stale()
 
-    of_node = {"sources": node, "clock": clock, "rules": Rules(), "sample_interval_seconds": 5.0, "identity_ttl_seconds": 600.0}
-    sampler = SamplesMeanwhile(**of_node, config_facts={})
+    sampler = sampler_of(node, clock, kind=SamplesMeanwhile)
     sampler.sample()
     clock.now += 100.0
     about = About(node="n", simulated=False, sample_interval_seconds=5.0, utilization_window_seconds=15.0, compute_window_seconds=60.0)
@@ -308,7 +318,7 @@ def test_a_late_sample_shifts_the_beat_and_is_not_made_up_for(node, clock):
 
     stop = threading.Event()
     sources = Sources(nvml=Slow(node.nvml.answer), procfs=node.procfs, kubelet=node.kubelet, kubernetes=node.kubernetes)
-    Sampler(sources=sources, clock=clock, rules=Rules(), sample_interval_seconds=5.0, identity_ttl_seconds=600.0, config_facts={}).run(stop)
+    sampler_of(sources, clock).run(stop)
     assert times == [0.0, 5.0, 17.0, 22.0, 27.0]
 
 
@@ -327,9 +337,7 @@ def test_until_every_source_has_answered_the_start_samples_often_but_not_for_lon
         sources = Sources(nvml=Counted(node.nvml.answer), procfs=node.procfs, kubelet=node.kubelet, kubernetes=node.kubernetes)
         times.clear()
         clock.now = 0.0
-        Sampler(sources=sources, clock=clock, rules=Rules(), sample_interval_seconds=5.0, identity_ttl_seconds=600.0, config_facts={}).run(
-            stop
-        )
+        sampler_of(sources, clock).run(stop)
 
     after, stop = 2, threading.Event()
     run()
@@ -389,8 +397,7 @@ class Facts(dict):
 
 def test_a_scrape_that_comes_while_the_next_report_is_rendered_is_not_forgotten(node, clock):
     facts = Facts(flag="value")
-    of_node = {"sources": node, "clock": clock, "rules": Rules(), "sample_interval_seconds": 5.0, "identity_ttl_seconds": 600.0}
-    sampler = Sampler(**of_node, config_facts=facts)
+    sampler = sampler_of(node, clock, config_facts=facts)
     before = sampler.sample()
     before.render(Format.TEXT, compressed=False)
 
@@ -419,14 +426,7 @@ def test_host_files_are_read_of_the_pods_and_processes_that_are_known_and_are_a_
     node.kubernetes.answer = KubernetesReading(pods=pods, node=None)
     node.procfs.answer = ProcfsReading(own_pid=1, processes={41: ProcessFacts(pid=41, start_time_ticks=1, comm="x", cgroup=())})
     files = Files(HostfilesReading())
-    sampler = Sampler(
-        sources=replace(node, hostfiles=files),
-        clock=clock,
-        rules=Rules(),
-        sample_interval_seconds=5.0,
-        identity_ttl_seconds=600.0,
-        config_facts={},
-    )
+    sampler = sampler_of(replace(node, hostfiles=files), clock)
     sampler.sample()
     assert health(sampler)["hostfiles"].up
     node.procfs.error = SourceError("not in the host's PID namespace")
@@ -450,8 +450,7 @@ def test_what_was_published_never_changes(sampler, clock):
 
 
 def test_what_cannot_be_rendered_costs_the_scrape_and_not_the_samples(node, clock):
-    of_node = {"sources": node, "clock": clock, "rules": Rules(), "sample_interval_seconds": 5.0, "identity_ttl_seconds": 600.0}
-    sampler = Sampler(**of_node, config_facts={"a_flag": 5})
+    sampler = sampler_of(node, clock, config_facts={"a_flag": 5})
     with pytest.raises(AttributeError):
         sampler.sample().render(Format.TEXT, compressed=False)
     tick(sampler, clock, 2)

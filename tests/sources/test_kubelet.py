@@ -270,15 +270,15 @@ def test_reads_leave_no_descriptor_and_no_thread_behind(path, tmp_path):
         deadline = time.monotonic() + 10
         while left() != before and time.monotonic() < deadline:
             time.sleep(0.05)
-        print(before, left())
+        print(before, left(), sep="\\n")
     """
     kubelet = Kubelet(path)
     try:
         told = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     finally:
         kubelet.stop()
-    before, after = told.strip().split(") (")
-    assert before.lstrip("(") == after.rstrip(")")
+    before, after = told.splitlines()
+    assert before == after
 
 
 def test_without_free_descriptors_it_says_so_and_comes_back(start, path):
