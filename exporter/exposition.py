@@ -108,13 +108,16 @@ class Exposition:
         if self.report is None:
             return
         now = self.report.monotonic_seconds
+
+        def recent_demand() -> dict[Encoding, Demand]:
+            return {encoding: demand for encoding, demand in before.demand().items() if now - demand.seconds <= keep_seconds}
+
         try:
-            for encoding, demand in before.demand().items():
-                if now - demand.seconds <= keep_seconds and demand.is_due(now):
+            for encoding, demand in recent_demand().items():
+                if demand.is_due(now):
                     self._bytes(*encoding)
         finally:
-            # Asked once more: what is scraped while this renders is scraped of the one before.
-            self._demand = {encoding: demand for encoding, demand in before.demand().items() if now - demand.seconds <= keep_seconds}
+            self._demand = recent_demand()  # once more: what is scraped while this renders is scraped of the one before
 
     def demand(self) -> Mapping[Encoding, Demand]:
         """Answer what was asked of this exposition and of those before it."""
